@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from click.testing import CliRunner
 
 from spear_envs import cli
 
@@ -61,6 +63,15 @@ def run_main(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, st
         cli.main([*map(str, args)])
     out, err = capsys.readouterr()
     return int(caught.value.code or 0), out, err
+
+
+def call(command: Any, *arguments: Any, code: int = 0) -> str:
+    """Output of a command in this process, which is to end with this exit code."""
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:

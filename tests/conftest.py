@@ -1,8 +1,12 @@
 """What all tests have in common: fixtures, hypothesis profiles, and an environment that reaches no network."""
 
 import gc
+import hashlib
 import os
 import signal
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -81,3 +85,23 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("no folder 'shared' with golden data beside the checkout")
     return folder
+
+
+# The last verl with tools for the sandbox and for search. The wheel is fetched and not installed: the project pins
+# another, which kept the sandbox's client and dropped the tools.
+VERL = "0.7.1"
+VERL_SHA256 = "0f7fb1dd6a37d20f7d8795c65ed0d1b9797ffb9947f283bbefd758dced08e216"
+
+
+@pytest.fixture(scope="session")
+def old_verl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its wheel, unpacked."""
+    folder = tmp_path_factory.mktemp("verl")
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), f"verl=={VERL}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"verl {VERL} cannot be fetched from the package index")
+    (wheel,) = folder.glob("*.whl")
+    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == VERL_SHA256
+    zipfile.ZipFile(wheel).extractall(folder / "unpacked")
+    return folder / "unpacked"

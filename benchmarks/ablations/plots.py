@@ -13,7 +13,7 @@ from benchmarks.ablations.results import ArmResult
 from spear_agents.comparison.statistics import Estimate
 from spear_training.run.training import smooth
 
-__all__ = ["plot_curves", "plot_overview"]
+__all__ = ["dress", "open_axes", "plot_curves", "plot_overview", "save"]
 
 SMOOTH = 9
 """Steps of the running mean."""
@@ -37,17 +37,17 @@ COLOURS = {
 
 def plot_curves(scenario: Scenario, arms: Sequence[ArmResult], path: Path) -> None:
     """Draw the curves of all arms, means over seeds."""
-    figure, axes = _open(len(CURVES), (15, 3.6))
+    figure, axes = open_axes(len(CURVES), (15, 3.6))
     for axis, (title, name, factor) in zip(axes, CURVES, strict=True):
         _draw_curves(axis, arms, name, factor)
-        _dress(axis, title, "step")
+        dress(axis, title, "step")
     axes[0].legend(fontsize=7, frameon=False)
-    _save(figure, path, f"{scenario.title}: means over seeds, running over {SMOOTH} steps")
+    save(figure, path, f"{scenario.title}: means over seeds, running over {SMOOTH} steps")
 
 
 def plot_overview(scenario: Scenario, start: Estimate, arms: Sequence[ArmResult], path: Path) -> None:
     """Draw what came out: success on the test panel beside the warm start's, and how it came about."""
-    figure, (bars, curves) = _open(2, (10, 3.6), width_ratios=[1.25, 1])
+    figure, (bars, curves) = open_axes(2, (10, 3.6), width_ratios=[1.25, 1])
     for place, result in enumerate(reversed(arms)):
         success = result.success
         bars.barh(place, 100 * success.mean, color=COLOURS[result.arm], height=0.7)
@@ -56,15 +56,16 @@ def plot_overview(scenario: Scenario, start: Estimate, arms: Sequence[ArmResult]
         bars.scatter(seeds, [place] * len(seeds), s=12, color="white", edgecolors="black", linewidths=0.7, zorder=3)
     bars.axvline(100 * start.mean, color="black", linestyle=":", linewidth=1)
     bars.set_yticks(range(len(arms)), [ARMS[result.arm] for result in reversed(arms)], fontsize=8)
-    _dress(bars, "tasks of the test panel won, %", "dotted: warm start; bar: 95 % over tasks; dots: seeds")
+    dress(bars, "tasks of the test panel won, %", "dotted: warm start; bar: 95 % over tasks; dots: seeds")
     bars.grid(False, axis="y")
     _draw_curves(curves, arms, "success", 100.0)
-    _dress(curves, "rollouts won, %", "step")
+    dress(curves, "rollouts won, %", "step")
     most, steps = max(len(result.runs) for result in arms), arms[0].runs[0]["steps"]
-    _save(figure, path, f"{scenario.title}: {steps} steps, {'one seed' if most == 1 else f'up to {most} seeds'}")
+    save(figure, path, f"{scenario.title}: {steps} steps, {'one seed' if most == 1 else f'up to {most} seeds'}")
 
 
-def _open(columns: int, size: tuple[float, float], **layout: Any) -> tuple[Any, Any]:
+def open_axes(columns: int, size: tuple[float, float], **layout: Any) -> tuple[Any, Any]:
+    """Make a figure without a display, and its axes in a row."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -83,7 +84,8 @@ def _draw_curves(axis: Any, arms: Sequence[ArmResult], name: str, factor: float)
         axis.plot(steps, curve, color=COLOURS[result.arm], label=ARMS[result.arm], linewidth=1.5)
 
 
-def _dress(axis: Any, title: str, below: str) -> None:
+def dress(axis: Any, title: str, below: str) -> None:
+    """Give an axis its titles and a light frame."""
     axis.set_title(title, fontsize=9, loc="left")
     axis.set_xlabel(below, fontsize=8)
     axis.tick_params(labelsize=8)
@@ -91,7 +93,8 @@ def _dress(axis: Any, title: str, below: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _save(figure: Any, path: Path, title: str) -> None:
+def save(figure: Any, path: Path, title: str) -> None:
+    """Write a figure and close it."""
     from matplotlib import pyplot
 
     figure.suptitle(title, fontsize=10)

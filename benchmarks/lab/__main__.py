@@ -72,7 +72,8 @@ def report(file: Path, result: Path, explore: tuple[str, ...], figure: Path | No
       python -m benchmarks.lab report benchmarks/lab/fresh_03.yaml runs/fresh_03/result.json
     """
     from benchmarks.lab.comparison import Comparison
-    from benchmarks.lab.report import Findings, write_page
+    from benchmarks.lab.report import Findings
+    from benchmarks.runner.report import fill_places
 
     pairs = [tuple(pair.split(":")) for pair in explore]
     if any(len(pair) != 2 for pair in pairs):
@@ -84,7 +85,7 @@ def report(file: Path, result: Path, explore: tuple[str, ...], figure: Path | No
 
         plot_findings(findings, figure)
     if page is not None:
-        write_page(page, file.stem, text)
+        fill_places(page, {f"lab {file.stem}": text})
     else:
         click.echo(text, nl=False)
 

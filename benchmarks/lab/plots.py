@@ -6,18 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.ablations.plots import dress, open_axes, save
 from benchmarks.lab.report import Findings
 
 
 def plot_findings(findings: Findings, path: Path) -> None:
     """Draw success over tokens, means over seeds with two standard errors, and the registered differences."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     arms = findings.comparison.arms
-    figure, (curves, bars) = pyplot.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
+    figure, (curves, bars) = open_axes(2, (12, 4.2))
     for number, (name, runs) in enumerate(findings.runs.items()):
         tokens = np.mean([[at for at, _ in run["curve"]] for run in runs], 0) / 1000
         values = 100 * np.asarray([[value for _, value in run["curve"]] for run in runs])
@@ -33,16 +29,6 @@ def plot_findings(findings: Findings, path: Path) -> None:
         bars.errorbar(one.estimate.mean, place, xerr=error, fmt="o", color="C0", capsize=3, markersize=5)
     bars.axvline(0, color="black", linewidth=1)
     bars.set_yticks(range(len(found)), [f"{one.arm} – {one.base}" for one in found], fontsize=8)
-    for axis, title, below in (
-        (curves, "levels of the panel won, % (dotted: the start)", "thousand tokens"),
-        (bars, "difference, points (95 % over seeds and tasks)", "points"),
-    ):
-        axis.set_title(title, fontsize=9, loc="left")
-        axis.set_xlabel(below, fontsize=8)
-        axis.tick_params(labelsize=8)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(findings.comparison.title, fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    dress(curves, "levels of the panel won, % (dotted: the start)", "thousand tokens")
+    dress(bars, "difference, points (95 % over seeds and tasks)", "points")
+    save(figure, path, findings.comparison.title)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lab.comparison import Comparison
+from benchmarks.runner.report import format_table
 from spear_agents.comparison.significance import count_pairs, estimate_crossed
 from spear_agents.comparison.statistics import Estimate
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import write_text
 
 POINTS = (1.0, 2.0, 5.0)
 """Differences in the table of power."""
@@ -92,12 +91,12 @@ class Findings:
             f"({comparison.panel.value}); start {start:.1f} %. "
             f"Registered {comparison.digest[:12]}, code {code}.",
             "",
-            format_rows(self._list_arms()),
+            format_table(self._list_arms()),
             "",
-            format_rows(self._list_differences(comparison.compare)),
+            format_table(self._list_differences(comparison.compare)),
         ]
         if unregistered:
-            lines += ["", "**Explored, not registered:**", "", format_rows(self._list_differences(unregistered))]
+            lines += ["", "**Explored, not registered:**", "", format_table(self._list_differences(unregistered))]
         return "\n".join(lines) + "\n"
 
     def _list_arms(self) -> list[list[str]]:
@@ -141,21 +140,6 @@ def _count_seeds(deviation: float, points: float) -> str:
     if deviation * 3 > points * np.sqrt(MOST):
         return f"> {MOST}"
     return str(count_pairs(deviation, points))
-
-
-def format_rows(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    head, *body = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
-
-
-def write_page(page: Path, name: str, text: str) -> None:
-    """Replace the text between ``<!-- lab NAME -->`` and ``<!-- end -->`` on a page. Raises SpearError without them."""
-    place = re.compile(rf"(<!-- lab {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-    written, found = place.subn(lambda match: match[1] + text + match[2], page.read_text(encoding="utf-8"))
-    if not found:
-        raise SpearError(f"{page} has no place for {name}: add the lines <!-- lab {name} --> and <!-- end -->")
-    write_text(page, written)
 
 
 def _estimate_points(table: np.ndarray) -> Estimate:

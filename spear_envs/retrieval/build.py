@@ -150,10 +150,16 @@ def encode_corpus(
         on_rows: called with the number of rows done, first with those of an earlier run.
 
     Raises:
-        SpearError: the folder holds vectors of another corpus or encoder.
+        SpearError: the folder holds vectors of another corpus or encoder, or another process writes there.
         BrokenProcessPool: a process was killed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with hold_folder(folder):  # builds of several types may share it
+        return _encode_rest(corpus, folder, source, processes, on_rows)
+
+
+def _encode_rest(
+    corpus: Corpus, folder: Path, source: EncoderSource, processes: int, on_rows: Callable[[int], None] | None
+) -> VectorFiles:
     _claim_folder(folder, corpus, source)
     starts = range(0, len(corpus), SHARD_ROWS)
     done: list[Path] = []
@@ -258,6 +264,8 @@ def build_dense(corpus: Corpus, index: Path, build: DenseBuild, *, on_progress: 
             another corpus or model, another process builds there, or a building process was killed.
         ModuleNotFoundError: the extra ``search`` is not installed.
     """
+    if build.vectors is not None and build.vectors.resolve().is_relative_to(index.resolve()):
+        raise SpearError(f"the vectors {build.vectors} are in the index {index}: only another folder can keep them.")
     folder = _prepare_folder(index) / Part.DENSE.value
     work = folder.with_name(f"{folder.name}.partial")
     with explain_build(str(folder), (OSError, RuntimeError)), hold_folder(work):
@@ -313,10 +321,11 @@ def _adopt_index(path: Path, target: Path) -> IndexType:
     kind = read_type(path)
     if kind.needs_exact:
         raise SpearError(f"{path} is of type {kind.name}, which also needs the exact vectors: build one instead.")
+    whole = path.resolve()  # a hard link to a link, such as those in the cache of Hugging Face, would lead nowhere
     try:
-        os.link(path, target)
+        os.link(whole, target)
     except OSError:  # on another file system
-        target.symlink_to(path)
+        target.symlink_to(whole)
     return kind
 
 

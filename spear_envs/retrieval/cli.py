@@ -314,6 +314,12 @@ def build(
         raise click.UsageError("--adopt uses the type of the adopted index: leave --type out.")
     if (dense or adopt is not None) and encoder is None:
         raise click.UsageError("A vector index needs --encoder, the folder of a sentence-transformers model.")
+    own = {"query-prefix": query_prefix, "passage-prefix": passage_prefix, "max-length": max_length}
+    given = [f"--{name}" for name, value in {**own, "vectors": options["vectors"]}.items() if value is not None]
+    if encoder is None and given:
+        raise click.UsageError(f"{' and '.join(given)} can only be given with --encoder.")
+    if encoder is not None and types and not dense and adopt is None:
+        raise click.UsageError(f"--encoder {encoder} is for vectors: --type bm25 has none.")
     if adopt is not None and not adopt.is_file():
         raise SpearError(f"the file {adopt} does not exist: check the path.")
     spec = None

@@ -50,6 +50,8 @@ PASSING = frozenset({408, 429, *range(500, 600)})
 SEARCH_PASSING = frozenset({429, 502, 503})
 """Not 500, which may be due to the query, and not 504, which has used up the time."""
 REFUSALS = frozenset({400, 403, 413, 422})
+UNKNOWN_PATH = REFUSALS | {501}
+"""Statuses of ``/health`` that gateways and small servers give for any path that they do not know, besides 404."""
 SERVICE = Service("a retrieval service", "/retrieve", 8000, TOKEN_VARIABLE)
 QUERIES = 16
 """Queries of one request, where a service asks another."""
@@ -437,7 +439,8 @@ class RetrieverClient(Retriever):
     async def _identify(self) -> str:
         """Find the common fingerprint of all servers that answer."""
         first = await self._asker.ask(HEALTH)
-        await self._judge(first)
+        if first.status_code not in UNKNOWN_PATH:
+            await self._judge(first)
         others = [self._asker.send(HEALTH, url, self._asker.deadline_s) for url in self.urls if len(self.urls) > 1]
         answers = [first, *(await asyncio.gather(*others, return_exceptions=True))]
         found = {_read_fingerprint(answer) for answer in answers if not isinstance(answer, BaseException)} - {None}

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from spear_envs.core.errors import SpearError, explain_invalid, one_line, suggest_name
 from spear_envs.data.files import YAML_MISREAD, UniqueKeys, read_yaml_text
 from spear_envs.retrieval.client import RetrieverClient
+from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.engines import (
     AnyIndex,
     OpenSearch,
@@ -44,12 +45,13 @@ class Embedded(AnyIndex):
     threads: int = Field(1, ge=1)
     device: str = "cpu"
 
-    def open(self, folder: Path) -> Retriever:
-        """See :class:`~spear_envs.retrieval.engines.AnyIndex`."""
+    def open(self, folder: Path, base: Corpus | None = None) -> Retriever:
+        """See :class:`~spear_envs.retrieval.engines.AnyIndex`; ``base`` is searched if there is no corpus."""
         return open_corpus(
             self.kind,
             None if self.corpus is None else folder / self.corpus,
             None if self.index is None else folder / self.index,
+            base=base,
             encoder=self.encoder and find_path(self.encoder, folder),
             **self.model_dump(include={"ef_search", "nprobe", "threads", "device"}),
         )
@@ -124,29 +126,42 @@ def _explain(error: ValidationError) -> str:
     return f"{'.'.join(place)} is not a setting: there are {', '.join(known)}.{suggest_name(place[-1], known)}"
 
 
-def open_config(path: Path, name: str | None = None, *, only: bool = False) -> dict[str, Retriever]:
-    """Open the indexes of a file by name, the default first.
-
-    Args:
-        name: the one to be the first; None for the file's default.
-        only: open that one alone.
+def choose_index(path: Path, config: Config, name: str | None = None) -> str:
+    """Return the name of an index of the file, by default the file's own choice.
 
     Raises:
-        SpearError: the file is wrong, or one of them cannot be opened.
+        SpearError: the file lacks it.
     """
-    config = read_config(path)
     first = name or config.default or next(iter(config.indexes))
     if first not in config.indexes:
         known = config.indexes
         raise SpearError(
             f"{path.name} lacks the index {first!r}: it has {', '.join(known)}.{suggest_name(first, known)}"
         )
+    return first
+
+
+def open_config(
+    path: Path, name: str | None = None, *, only: bool = False, base: Corpus | None = None
+) -> dict[str, Retriever]:
+    """Open the indexes of a file by name, the default first.
+
+    Args:
+        name: the one to be the first; None for the file's default.
+        only: open that one alone.
+        base: searched by an index without a corpus, by default the embedded knowledge base.
+
+    Raises:
+        SpearError: the file is wrong, or one of them cannot be opened.
+    """
+    config = read_config(path)
+    first = choose_index(path, config, name)
     others = [] if only else [other for other in config.indexes if other != first]
     opened: dict[str, Retriever] = {}
     try:
         for each in [first, *others]:
             try:
-                opened[each] = open_settings(config.indexes[each], path.absolute().parent)
+                opened[each] = open_settings(config.indexes[each], path.absolute().parent, base)
             except SpearError as error:
                 raise SpearError(f"{path.name}, indexes.{each}: {error}") from error
     except BaseException:
@@ -156,13 +171,13 @@ def open_config(path: Path, name: str | None = None, *, only: bool = False) -> d
     return opened
 
 
-def open_settings(settings: AnyIndex, folder: Path) -> Retriever:
-    """Open one index, with reranking; paths begin at ``folder``.
+def open_settings(settings: AnyIndex, folder: Path, base: Corpus | None = None) -> Retriever:
+    """Open one index, with reranking; paths begin at ``folder``, and ``base`` is as of :func:`open_config`.
 
     Raises:
         SpearError: it cannot be opened.
     """
-    retriever = settings.open(folder)
+    retriever = settings.open(folder, base) if isinstance(settings, Embedded) else settings.open(folder)
     if settings.rerank is None:
         return retriever
     own = settings.rerank.model_dump()

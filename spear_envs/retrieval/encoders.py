@@ -138,7 +138,7 @@ def describe_model(
 
     Args:
         query_prefix, passage_prefix: put before every text. By default the model's own prompts if its folder has any,
-            E5's ``"query: "`` and ``"passage: "`` if the folder is named after E5, else none.
+            E5's ``"query: "`` and ``"passage: "`` if the model is named after E5, else none.
         max_length: most tokens read of a text; 256 by default, or as many as the model can.
 
     Raises:
@@ -155,15 +155,21 @@ def describe_model(
         and path.is_file()
         and not set(_OTHER_FORMS) & set(path.relative_to(folder).parts)
     )
-    name = folder.name if folder.name != "model" else folder.parent.name
     return EncoderSpec(
-        model=name,
+        model=_name_model(folder),
         files={path.relative_to(folder).as_posix(): digest_file(path) for path in parts},
         pooling=_read_pooling(folder),
         max_length=max_length or min(MAX_LENGTH, longest),
         query_prefix=query if query_prefix is None else query_prefix,
         passage_prefix=passage if passage_prefix is None else passage_prefix,
     )
+
+
+def _name_model(folder: Path) -> str:
+    """Return the name of a model's folder, or of what has a folder ``model`` or a snapshot of the hub in it."""
+    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+        return folder.parent.parent.name.rpartition("--")[2]  # models--OWNER--NAME/snapshots/COMMIT
+    return folder.name if folder.name != "model" else folder.parent.name
 
 
 def _guess_prefixes(folder: Path) -> tuple[str, str]:
@@ -173,7 +179,7 @@ def _guess_prefixes(folder: Path) -> tuple[str, str]:
         passage = prompts.get("passage") or prompts.get("document") or ""
         if query or passage:
             return str(query), str(passage)
-    return E5_PREFIXES if _E5.search(folder.name.lower()) else ("", "")
+    return E5_PREFIXES if _E5.search(_name_model(folder).lower()) else ("", "")
 
 
 def _read_max_length(folder: Path) -> int:

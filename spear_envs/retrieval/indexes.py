@@ -339,16 +339,25 @@ def open_index(kind: str | IndexKind, corpus: Corpus, index: Path | None = None,
 
 
 def open_corpus(
-    kind: str = "bm25", corpus: Path | None = None, index: Path | None = None, **settings: Any
+    kind: str = "bm25",
+    corpus: Path | None = None,
+    index: Path | None = None,
+    *,
+    base: Corpus | None = None,
+    **settings: Any,
 ) -> CorpusRetriever:
     """Open a corpus and its index.
 
     Args:
-        corpus: a JSON Lines file; None for the embedded knowledge base.
+        corpus: a JSON Lines file; None for ``base``.
+        base: by default the embedded knowledge base.
         kind, index, settings: as of :func:`open_index`.
 
     Raises:
         SpearError: corpus or index cannot be opened, or do not belong together.
     """
-    documents = Corpus.open(corpus) if corpus else Corpus.in_memory(EMBEDDED_BASE.load()().corpus)
-    return open_index(kind, documents, index, **settings)
+    if corpus:
+        base = Corpus.open(corpus)
+    elif base is None:
+        base = Corpus.in_memory(EMBEDDED_BASE.load()().corpus)
+    return open_index(kind, base, index, **settings)

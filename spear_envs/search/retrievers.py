@@ -48,7 +48,7 @@ def open_retriever(
     Args:
         corpus: JSON lines to search in this process; by default the embedded base of an embedded data set.
         index: folder that ``spear index build`` wrote for the corpus.
-        dataset: the embedded data set to search if no corpus is given.
+        dataset: the embedded data set to search if no corpus is given, here or in the file.
 
     Raises:
         SpearError: a value is not valid, a needed corpus is not given, or files cannot be read.
@@ -75,7 +75,7 @@ def open_retriever(
         served, retriever = True, (retriever,)
     elif (path := retriever.partition("#")[0]).endswith(FILES):
         served = False
-        retriever = _open_file(os.path.abspath(path), retriever.partition("#")[2] or None, look_at([Path(path)]))
+        retriever = _open_named(Path(os.path.abspath(path)), retriever.partition("#")[2] or None, dataset)
     else:
         raise SpearError(f"retriever={retriever!r} is not valid: give {_CHOICES}.{suggest_name(retriever, KINDS)}")
     for name, value in (("corpus", corpus), ("index", index)):
@@ -106,16 +106,35 @@ def _open_local(kind: str, corpus: str | None, index: str | None, dataset: str, 
     return open_index(kind, documents, None if index is None else Path(index))
 
 
-@lru_cache(maxsize=4)
-def _open_file(path: str, name: str | None, _state: FileState) -> Retriever:
+def _open_named(path: Path, name: str | None, dataset: str) -> Retriever:
+    """Open an index of a file, anew if the file, its corpus or its index has changed."""
     try:
-        from spear_envs.retrieval.config import open_config
+        from spear_envs.retrieval.config import Embedded, choose_index, read_config
     except ImportError as error:
         raise SpearError(
             f"a file of indexes needs pydantic and PyYAML: pip install 'spear-envs[retriever]' brings them. ({error})"
         ) from error
 
-    return next(iter(open_config(Path(path), name, only=True).values()))
+    config = read_config(path)
+    chosen = choose_index(path, config, name)
+    settings, files, base = config.indexes[chosen], [path], ""
+    if isinstance(settings, Embedded):
+        files += [path.parent / file for file in (settings.corpus, settings.index) if file is not None]
+        base = dataset if settings.corpus is None else ""
+    if base and base not in EMBEDDED:
+        raise SpearError(
+            f"dataset={dataset!r} has no passages of its own, and {path.name}, indexes.{chosen} names no corpus."
+        )
+    return _open_file(path, chosen, base, look_at(files))
+
+
+@lru_cache(maxsize=4)
+def _open_file(path: Path, name: str, base: str, _state: FileState) -> Retriever:
+    from spear_envs.retrieval.config import open_config
+    from spear_envs.retrieval.corpus import Corpus
+
+    corpus = Corpus.in_memory(open_base(EMBEDDED[base]).corpus) if base else None
+    return open_config(path, name, only=True, base=corpus)[name]
 
 
 @lru_cache(maxsize=16)

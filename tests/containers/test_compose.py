@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import time
 import urllib.error
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.containers.engine import Engine
+from tests.scripted_server import find_free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.container]
 
@@ -37,11 +37,6 @@ for env_id, keywords in (
     assert info["won"] and not info.get("fault"), (env_id, info)
     print(env_id, info["tool_calls"] if "tool_calls" in info else "")
 """
-
-
-def find_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @dataclass(frozen=True)

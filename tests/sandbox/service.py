@@ -7,7 +7,6 @@ import contextlib
 import functools
 import http.client
 import json
-import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -234,11 +233,6 @@ def list_below(pid: int) -> list[int]:
     for child in found:
         found += list_children(child)
     return found
-
-
-def find_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def ask(

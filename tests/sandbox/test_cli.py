@@ -27,15 +27,8 @@ from spear_sandbox.client import HttpExecutor, Retries
 from spear_sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
 from spear_sandbox.service.wire import TOKEN_VARIABLE
 from tests.commands import RunningCommand, wait_until
-from tests.sandbox.service import (
-    ask,
-    find_free_port,
-    find_processes,
-    list_below,
-    need_isolation,
-    run_command,
-    run_scripted,
-)
+from tests.sandbox.service import ask, find_processes, list_below, need_isolation, run_command, run_scripted
+from tests.scripted_server import find_free_port
 
 QUICK = Retries(backoff=Backoff(0.5))
 

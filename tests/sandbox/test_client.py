@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,78 +15,18 @@ from spear_sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
 from spear_sandbox.service.wire import TOKEN_VARIABLE, write_reply
 from spear_sandbox.web.endpoints import Backoff
 from tests.commands import wait_until
-from tests.sandbox.service import find_free_port, make_outcome, run_scripted
+from tests.sandbox.service import make_outcome, run_scripted
+from tests.scripted_server import ScriptedServer, Torn, find_free_port, reply, serve
 
 QUICK = Retries(backoff=Backoff(0.01))
-Answer = Callable[[bytes], bytes | None]
 
 
-def reply(status: int, content: Any) -> bytes:
-    body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def answer_echo(body: bytes) -> bytes:
+def answer_echo(_: str, __: dict[str, str], body: bytes) -> bytes:
     """As the service would: the code is the output."""
     return reply(200, b"".join(write_reply(make_outcome(stdout=json.loads(body)["code"]), 0.0)))
 
 
 BUSY = reply(504, {"detail": "all 2 places are taken."})
-
-
-class Torn(bytes):
-    """An answer after which the connection is closed, whatever was promised."""
-
-
-class ScriptedServer:
-    """Answers the n-th request by the n-th entry of a script, the last of which repeats; None closes the connection."""
-
-    def __init__(self, *script: Answer | bytes | None) -> None:
-        self.script = list(script)
-        self.requests: list[tuple[dict[str, str], bytes]] = []
-        self.connections = 0
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            self.connections += 1
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
-
-    def _talk(self, connection: socket.socket) -> None:
-        stream = connection.makefile("rb")
-        with connection, stream:
-            while stream.readline().strip():
-                headers = {}
-                while header := stream.readline().decode().strip():
-                    name, _, value = header.partition(":")
-                    headers[name.lower()] = value.strip()
-                body = stream.read(int(headers.get("content-length", 0)))
-                step = self.script[min(len(self.requests), len(self.script) - 1)]
-                self.requests.append((headers, body))
-                answer = step(body) if callable(step) else step
-                if answer is None:
-                    return
-                connection.sendall(answer)
-                if isinstance(answer, Torn):
-                    return
-
-
-@contextmanager
-def serve(*script: Answer | bytes | None) -> Iterator[ScriptedServer]:
-    server = ScriptedServer(*script)
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 def run(*servers: ScriptedServer | str, code: str = "a", **keywords: Any) -> Outcome:
@@ -121,7 +58,7 @@ def test_a_run_sends_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
             limits=Limits(wall_s=7, memory_mb=99),
             queue_s=12,
         )
-        headers, body = server.requests[0]
+        _, headers, body = server.requests[0]
     assert outcome == make_outcome(stdout="\ud800é") and outcome.stdout == "\ud800é"
     assert headers["content-type"] == "application/json" and "authorization" not in headers
     assert json.loads(body) == {
@@ -183,7 +120,7 @@ class TestRetries:
         monkeypatch.setattr("spear_sandbox.client.ANSWER_SLACK_S", 0.1)
         gate = threading.Event()
 
-        def keep_waiting(_: bytes) -> None:
+        def keep_waiting(*_: object) -> None:
             gate.wait(10)
 
         with serve(keep_waiting) as server:
@@ -239,7 +176,7 @@ class TestToken:
         with serve(answer_echo) as server:
             run(server)
             run(server, token="given")
-            assert [headers["authorization"] for headers, _ in server.requests] == [
+            assert [headers["authorization"] for _, headers, _ in server.requests] == [
                 "Bearer from-outside",
                 "Bearer given",
             ]

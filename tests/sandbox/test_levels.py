@@ -419,7 +419,8 @@ def test_replicas_under_ray_serve() -> None:
         "ray.serve", reason="Ray Serve is not installed: pip install 'spear-sandbox[serve]'", exc_type=ImportError
     )
     pytest.importorskip("fastapi", reason="the service needs the extra 'sandbox'")
-    from tests.sandbox.service import find_free_port, need_isolation
+    from tests.sandbox.service import need_isolation
+    from tests.scripted_server import find_free_port
 
     need_isolation()
     done = subprocess.run(

@@ -1,12 +1,10 @@
 """Clients that were written for SandboxFusion, unchanged, against our service."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
 import threading
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,6 @@ pytest.importorskip("prometheus_client", reason="the service needs the extra 'sa
 from spear_sandbox.protocol import Limits
 from tests.commands import wait_until
 from tests.sandbox.service import RunningService, run_local, run_scripted
-
-# The last release with a tool for the sandbox. The wheel is fetched for the test and not installed: the project pins
-# another, which kept the client and dropped the tool.
-VERL = "0.7.1"
-VERL_SHA256 = "0f7fb1dd6a37d20f7d8795c65ed0d1b9797ffb9947f283bbefd758dced08e216"
 
 
 @pytest.fixture(scope="module")
@@ -80,20 +73,6 @@ class TestClientOfVerl:
             first.join()
             assert reply is None and str(status) in error
             assert service.service.counts.answers[status] == (3 if status == 504 else 1)
-
-
-@pytest.fixture(scope="module")
-def old_verl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the last verl with the tool, unpacked."""
-    folder = tmp_path_factory.mktemp("verl")
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), f"verl=={VERL}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"verl {VERL} cannot be fetched from the package index")
-    (wheel,) = folder.glob("*.whl")
-    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == VERL_SHA256
-    zipfile.ZipFile(wheel).extractall(folder / "unpacked")
-    return folder / "unpacked"
 
 
 TOOL = """

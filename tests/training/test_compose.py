@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
+from spear_agents.play.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_training.catalogue import describe_fields, make_schema
 from spear_training.run.compose import GROUPS, compose, list_choices, list_official, read_config
@@ -104,6 +105,16 @@ def test_a_dry_run_reduces_what_a_file_sets_and_keys_do_not_follow(own: str) -> 
     assert (config.model.path, config.train.steps, config.train.batch_size) == (None, 2, 3)
     # What a tiny policy is shown of Sokoban is not for this environment.
     assert (config.env.kwargs, config.rollout.max_prompt_length) == ({"largest": 9}, 256)
+
+
+def test_a_dry_run_has_the_rows_that_its_lengths_are_for(tmp_path: Path) -> None:
+    """Ten tokens are a turn of ALFWorld; a conversation of ten would end in its first observation."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: webshop_tiny\nenv: {layout: conversation}\n", "utf-8")
+    for words in ("preset=alfworld_smollm2", str(file)):
+        assert compose([words]).config.env.layout is Layout.CONVERSATION
+        assert compose([words, "model=tiny"]).config.env.layout is Layout.PER_TURN
+    assert compose(["preset=code_smollm2", "model=tiny"]).config.env.layout is Layout.CONVERSATION
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -13,7 +13,9 @@ pytest.importorskip("matplotlib", reason="needs the extra 'train'")
 from PIL import Image
 from rich.console import Console
 
+from spear_agents.evaluation.run import SUMMARY
 from spear_agents.evaluation.settings import EngineKind, EvalSettings
+from spear_agents.models import digest_model
 from spear_envs.core.errors import SpearError
 from spear_training import demo
 from spear_training.run.compose import compose
@@ -115,6 +117,21 @@ def test_the_quick_demo_says_what_it_is_and_keeps_out_of_the_full_one(tmp_path: 
     assert stage.trainings[0][2:] == (f"train.steps={demo.QUICK.steps}", "seed=1", *demo.QUICK.training)
     with pytest.raises(SpearError, match="quick"):
         play(out)
+
+
+def test_an_evaluation_of_another_policy_is_not_taken_for_this_one_s(tmp_path: Path, stage: Stage) -> None:
+    out = tmp_path / "demo"
+    play(out)
+    trained = out / "train" / "checkpoints" / "global_step_3" / "actor" / "huggingface"
+    for folder in (out / "eval").glob("after-*"):  # as the episodes of a language model have it
+        summary = json.loads((folder / SUMMARY).read_text())
+        (folder / SUMMARY).write_text(json.dumps({**summary, "model_digest": digest_model(trained)}))
+    played = len(stage.evaluations)
+    play(out)
+    assert len(stage.evaluations) == played
+    (trained / "config.json").write_text("{}")
+    play(out)
+    assert stage.evaluations[played:] == ["huggingface"] * 2, "at both temperatures"
 
 
 def test_a_second_call_repeats_nothing_and_a_longer_training_is_evaluated(tmp_path: Path, stage: Stage) -> None:

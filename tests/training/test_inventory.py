@@ -52,6 +52,17 @@ def test_a_preset_is_what_a_training_composes(name: str) -> None:
     assert (None if listed.model is None else hub_ids[listed.model]) == config.model.path
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "command"),
+    [("demo", "warm start", "spear warmstart"), ("alfworld_smollm2", "cold start", "spear sft"),
+     ("code_smollm2", "cold start", "spear sft")],
+)  # fmt: skip
+def test_our_presets_need_the_policy_that_they_train(name: str, kind: str, command: str) -> None:
+    (need,) = find(name).missing
+    assert need.kind == kind and need.mend.startswith(command)
+    assert f"{kind}  {command} " in CliRunner().invoke(presets).output
+
+
 def test_data_that_is_here_is_not_missing(nothing_here: Path) -> None:
     write_shop(nothing_here / "data")
     assert find("webshop").needs[0] == Need(

@@ -26,7 +26,7 @@ from spear_sandbox.console import echo
 from spear_sandbox.terminal import Console
 from spear_training.algorithms.schema import Record
 from spear_training.planning.memory import read_known
-from spear_training.run.compose import DEFAULTS, list_algorithms, list_choices, list_official, walk_choices
+from spear_training.run.compose import DEFAULTS, list_algorithms, list_bases, list_choices, list_official, walk_choices
 from spear_training.run.config import RunConfig
 
 
@@ -40,7 +40,7 @@ class Need:
     """Something a preset needs from outside."""
 
     kind: str
-    """One of data, package, model, warm start, server."""
+    """One of data, package, model, warm start, cold start, server."""
     name: str
     here: bool | None
     """None if only the user knows."""
@@ -55,7 +55,7 @@ class PresetListing:
     name: str
     title: str
     of_paper: bool
-    """Whether it is an experiment of the paper; the others train tiny policies."""
+    """Whether it is an experiment of the paper; the others train small policies."""
     environment: str
     """A choice of ``environment=``."""
     env_id: str
@@ -95,7 +95,8 @@ def survey_presets() -> list[PresetListing]:
         env_id = dict(walk_choices("environment", environment))["env.id"]
         kwargs = {key.removeprefix("env.kwargs."): value for key, value in values.items() if "env.kwargs." in key}
         model = models.get(str(path))
-        needs = (*_list_data_needs(env_id, kwargs), *_list_model_needs(model, env_id, name in of_paper))
+        policy = _list_model_needs(model, env_id, name, of_paper=name in of_paper)
+        needs = (*_list_data_needs(env_id, kwargs), *policy)
         chosen = None if model is None else model.name
         listings.append(
             PresetListing(name, title, name in of_paper, environment, env_id, chosen, values["algorithm"], needs)
@@ -118,10 +119,15 @@ def _list_data_needs(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[Need]:
                 yield Need("package", package, package not in list_unreadable(found), mend)
 
 
-def _list_model_needs(model: ModelListing | None, env_id: str, of_paper: bool) -> Iterator[Need]:
-    """Return the policy of a preset: its model, else any for the paper's, and a warm start for ours."""
+def _list_model_needs(model: ModelListing | None, env_id: str, preset: str, *, of_paper: bool) -> Iterator[Need]:
+    """Return the policy of a preset: its model, else any for the paper's, and for ours a warm or a cold start.
+
+    Ours with the prompts of a tiny policy (``extends: fit/...``) have the first.
+    """
     if model is None and of_paper:
         yield Need("model", "any", None, "model=NAME, or model.path=DIR")
+    elif model is None and not any(base.startswith("fit/") for base in list_bases("preset", preset)):
+        yield Need(COLD_START, env_id, None, MENDS[COLD_START])
     elif model is None:
         mend = f"spear warmstart {env_id} --out DIR, then model.path=DIR"
         yield Need("warm start", env_id, None, mend)
@@ -132,9 +138,11 @@ def _list_model_needs(model: ModelListing | None, env_id: str, of_paper: bool) -
 
 
 NONE = "–"
+COLD_START = "cold start"
 MENDS = {
     "model": "a download when the training starts (spear models list); for –: model=NAME",
     "warm start": "spear warmstart ENV --out DIR, then model.path=DIR",
+    COLD_START: "spear sft (docs/real-models.md), then model.path=DIR",
 }
 """How to get common needs of presets."""
 FOOTER = (
@@ -172,7 +180,8 @@ def algorithms(as_json: bool) -> None:
 def presets(as_json: bool) -> None:
     """List the presets that `spear train preset=NAME` runs, and what each needs that is missing here.
 
-    A preset of the paper names its model; ours train a tiny policy of `spear warmstart`.
+    A preset of the paper names its model; ours train a tiny policy of `spear warmstart`, or a small model after its
+    cold start with `spear sft`.
 
     \b
       spear presets

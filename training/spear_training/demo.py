@@ -17,6 +17,7 @@ from spear_agents.comparison.statistics import Comparison, Estimate
 from spear_agents.evaluation.records import EPISODES, read_history
 from spear_agents.evaluation.run import SUMMARY, compare_runs, play_baseline, run_evaluation
 from spear_agents.evaluation.settings import EngineKind, EvalSettings
+from spear_agents.models import digest_model
 from spear_agents.play.trajectory import Layout, Trajectory, read_trajectories
 from spear_agents.viewer.gif import render_episode_gif
 from spear_envs.core.errors import SpearError
@@ -136,12 +137,15 @@ def _folder(out: Path, name: str, temperature: float) -> Path:
 
 
 def _evaluate(out: Path, name: str, model: Path, size: DemoSize, console: Console) -> None:
-    """Play the test panel at both temperatures, resumably."""
+    """Play the test panel at both temperatures, resumably.
+
+    Raises SpearError if the folder holds the episodes of another policy, such as one of a training since deleted.
+    """
     columns = (TextColumn("    {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, announces=True) as progress:
         for temperature in TEMPERATURES:
             folder = _folder(out, name, temperature)
-            if (folder / SUMMARY).is_file():
+            if _is_evaluated(folder, model):
                 continue
             task = progress.add_task(f"temperature {temperature:g}", total=None)
 
@@ -149,6 +153,15 @@ def _evaluate(out: Path, name: str, model: Path, size: DemoSize, console: Consol
                 progress.update(task, completed=done, total=total)
 
             run_evaluation(_settings(model, temperature, size), folder, deterministic=True, observer=observe)
+
+
+def _is_evaluated(folder: Path, model: Path) -> bool:
+    """Return whether an evaluation is complete and of these weights."""
+    path = folder / SUMMARY
+    if not path.is_file():
+        return False
+    played = json.loads(path.read_text(encoding="utf-8")).get("model_digest")
+    return played is None or played == digest_model(model)
 
 
 def _collect_results(

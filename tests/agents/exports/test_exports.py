@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from spear_agents.cli import evaluate
 from spear_agents.engines.base import ChatByteTokenizer, Sampling
@@ -23,6 +22,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from spear_envs.core.registration import register_env
 from tests.agents.test_evaluation import SplitCorridor
+from tests.commands import call
 
 PROGRAM = """
 async def play(task):
@@ -36,14 +36,6 @@ async def play(task):
             text = reply.json()["choices"][0]["message"]["content"]
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": await task.step(text)}]
 """
-
-
-def call(command: Any, *arguments: Any, code: int = 0) -> str:
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 @pytest.fixture(scope="module")

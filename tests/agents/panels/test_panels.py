@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from benchmarks.ledger.__main__ import ledger
 from spear_agents.cli import evaluate
@@ -35,19 +34,12 @@ from spear_agents.shortcuts import load
 from spear_agents.viewer.runs import Run
 from spear_envs.core.errors import SpearError
 from spear_envs.data import unpack_archive
+from tests.commands import call
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = Panel(
     "small", "four corridors", "tests.spear_envs.corridor:tests/Corridor-v0", "test", {}, Protocol(2, history=1)
 )
-
-
-def call(command: Any, *arguments: Any, code: int = 0) -> str:
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 @pytest.fixture(scope="module")

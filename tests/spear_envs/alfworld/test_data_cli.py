@@ -2,43 +2,22 @@ import io
 import json
 import shutil
 import zipfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from spear_envs import cli
 from spear_envs.alfworld import data_cli
 from spear_envs.alfworld.tasks import make_task_set
 from tests.spear_envs.alfworld.game_files import write_trial
-from tests.spear_envs.data.server import Site, cut, ranged, serve
+from tests.spear_envs.data.hub import run, use_data_folder
+from tests.spear_envs.data.server import Site, cut, ranged
 
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("SPEAR_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "140")
-    return tmp_path / "data" / "alfworld"
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    site = Site()
-    server = serve(site)
-    yield site
-    server.shutdown()
-    server.server_close()
-
-
-def run(capsys: pytest.CaptureFixture[str], *args: str | Path) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["data", *map(str, args)])
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
+    return use_data_folder(tmp_path / "data", monkeypatch) / "alfworld"
 
 
 def make_archives(games: Path, top: str = "json_2.1.1") -> dict[str, bytes]:

@@ -156,6 +156,20 @@ def test_kept_vectors_make_another_type_without_encoding(
     assert open_index("dense", corpus, index).describe()["index"] == "HNSW32"
 
 
+def test_vectors_are_kept_outside_the_index(make_corpus: MakeCorpus, build_index: Build, tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match="another folder"):
+        build_index(make_corpus(20), "Flat", vectors=tmp_path / "index" / "vectors")
+    assert not (tmp_path / "index" / "vectors").exists()
+
+
+def test_two_builds_do_not_write_the_same_vectors_at_once(
+    make_corpus: MakeCorpus, source: EncoderSource, tmp_path: Path
+) -> None:
+    with hold_folder(tmp_path / "vectors"), pytest.raises(SpearError, match="another process"):
+        encode_corpus(make_corpus(20), tmp_path / "vectors", source)
+    assert encode_corpus(make_corpus(20), tmp_path / "vectors", source).rows == 20
+
+
 def test_type_is_chosen_and_memory_is_asked_for_first(make_corpus: MakeCorpus, build_index: Build) -> None:
     corpus = make_corpus(60)
     index = build_index(corpus, None)
@@ -223,6 +237,16 @@ def test_indexes_of_others_are_taken_over(make_corpus: MakeCorpus, build_index: 
         foreign.write_bytes(content)
         with pytest.raises(SpearError, match="cannot be read as a faiss index"):
             build_index(corpus, None, f"broken{number}", adopted=foreign)
+
+
+def test_an_index_behind_a_link_is_taken_over(make_corpus: MakeCorpus, build_index: Build, tmp_path: Path) -> None:
+    corpus = make_corpus(40)
+    own = build_index(corpus, "Flat", "own")
+    (tmp_path / "snapshots").mkdir()  # as in the cache of Hugging Face
+    linked = tmp_path / "snapshots" / "e5.index"
+    linked.symlink_to(os.path.join("..", "own", "dense", INDEX))
+    index = build_index(corpus, None, "adopted", adopted=linked)
+    assert (index / "dense" / INDEX).samefile(own / "dense" / INDEX)
 
 
 def test_an_index_on_another_file_system_is_linked_by_name(

@@ -7,13 +7,10 @@ import json
 import multiprocessing
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 from typing import Any
@@ -26,16 +23,9 @@ from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.retrieval.client import BadReplyError, RetrieverClient, read_result
 from spear_envs.retrieval.retriever import FaultKind, RetrieverFault, find_documents
 from spear_sandbox.web.endpoints import Backoff
+from tests.scripted_server import ScriptedServer, Torn, find_free_port, reply, serve
 
 QUICK = Backoff(first=0.01, longest=0.05)
-Answer = Callable[[str, dict[str, str], bytes], bytes | None]
-
-
-def reply(status: int, content: Any, **headers: str) -> bytes:
-    body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}"]
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def answer_rows(_: str, __: dict[str, str], body: bytes) -> bytes:
@@ -43,69 +33,6 @@ def answer_rows(_: str, __: dict[str, str], body: bytes) -> bytes:
     asked = json.loads(body)
     rows = [[{"document": {"id": q, "contents": f'"T"\n{q}'}, "score": 1.0}][: asked["topk"]] for q in asked["queries"]]
     return reply(200, {"result": rows})
-
-
-class Torn(bytes):
-    """An answer after which the connection is closed, whatever was promised."""
-
-
-class ScriptedServer:
-    """Answers the n-th request by the n-th entry of a script, the last of which repeats."""
-
-    def __init__(self, *script: Answer | bytes | None) -> None:
-        self.script = list(script)
-        self.requests: list[tuple[str, dict[str, str], bytes]] = []
-        self.connections = 0
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            self.connections += 1
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
-
-    def _talk(self, connection: socket.socket) -> None:
-        stream = connection.makefile("rb")
-        with connection, stream:
-            while line := stream.readline().decode().strip():
-                headers = {}
-                while header := stream.readline().decode().strip():
-                    name, _, value = header.partition(":")
-                    headers[name.lower()] = value.strip()
-                body = stream.read(int(headers.get("content-length", 0)))
-                step = self.script[min(len(self.requests), len(self.script) - 1)]
-                self.requests.append((line, headers, body))
-                answer = step(line, headers, body) if callable(step) else step
-                if answer is None:
-                    return  # the connection is closed without a word
-                try:
-                    connection.sendall(answer)
-                except OSError:
-                    return
-                if isinstance(answer, Torn):
-                    return
-
-
-@contextmanager
-def serve(*script: Answer | bytes | None) -> Iterator[ScriptedServer]:
-    server = ScriptedServer(*script)
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-def find_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def make_client(*servers: ScriptedServer | str, **keywords: Any) -> RetrieverClient:
@@ -363,8 +290,9 @@ def test_servers_with_different_indexes_are_refused() -> None:
             _ = client.fingerprint
 
 
-def test_a_service_that_says_nothing_of_itself_is_known_by_its_address() -> None:
-    with serve(reply(404, {"detail": "Not Found"})) as server:
+@pytest.mark.parametrize("status", [403, 404, 501])
+def test_a_service_that_says_nothing_of_itself_is_known_by_its_address(status: int) -> None:
+    with serve(reply(status, {"detail": "no such path"})) as server:
         assert make_client(server).fingerprint == f"unidentified:{server.url}"
 
 

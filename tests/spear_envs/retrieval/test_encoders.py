@@ -52,6 +52,8 @@ def test_fingerprint_is_of_all_that_vectors_depend_on(tiny_model: Path, tmp_path
     [
         ("e5-base-v2", {}, ("query: ", "passage: ")),
         ("intfloat_E5-large", None, ("query: ", "passage: ")),
+        ("models--intfloat--e5-base-v2/snapshots/1c644c9", None, ("query: ", "passage: ")),
+        ("e5-base-v2/model", None, ("query: ", "passage: ")),
         ("code5-model", {}, ("", "")),
         ("e5-base-v2", {"query": "Q: ", "document": ""}, ("Q: ", "")),
         ("bge", {"query": "", "document": ""}, ("", "")),

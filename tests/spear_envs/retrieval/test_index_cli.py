@@ -65,6 +65,8 @@ def test_vectors_are_built_and_checked(make_corpus: MakeCorpus, tmp_path: Path, 
         (("--type", "hnsw", "--type", "Flat", "--encoder", "x"), "one type"),
         (("--adopt", "a", "--type", "Flat", "--encoder", "x"), "leave --type out"),
         (("--memory", "much"), "64GB"),
+        (("--vectors", "v", "--max-length", "64"), "--max-length and --vectors"),
+        (("--type", "bm25", "--encoder", "x"), "--encoder x"),
     ],
 )
 def test_contradictions_are_usage_errors(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
-import subprocess
-import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -23,30 +19,12 @@ from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.indexes import open_index
 from tests.spear_envs.retrieval.service import make_documents, make_service, run_service
 
-# The last release with a search tool. The wheel is fetched for the test and not installed: the project pins another.
-VERL = "0.7.1"
-VERL_SHA256 = "0f7fb1dd6a37d20f7d8795c65ed0d1b9797ffb9947f283bbefd758dced08e216"
-
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     corpus = Corpus.in_memory(make_documents())
     with run_service(make_service(open_index("bm25", corpus))) as base:
         yield f"{base}/retrieve"
-
-
-@pytest.fixture(scope="module")
-def verl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """verl's wheel, unpacked."""
-    folder = tmp_path_factory.mktemp("verl")
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), f"verl=={VERL}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"verl {VERL} cannot be fetched from the package index")
-    (wheel,) = folder.glob("*.whl")
-    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == VERL_SHA256
-    zipfile.ZipFile(wheel).extractall(folder / "unpacked")
-    return folder / "unpacked"
 
 
 def load_file(path: Path) -> ModuleType:
@@ -58,8 +36,8 @@ def load_file(path: Path) -> ModuleType:
 
 
 @pytest.mark.slow
-def test_verls_request_and_reading_of_the_answer(url: str, verl: Path) -> None:
-    client = load_file(verl / "verl" / "tools" / "utils" / "search_r1_like_utils.py")
+def test_verls_request_and_reading_of_the_answer(url: str, old_verl: Path) -> None:
+    client = load_file(old_verl / "verl" / "tools" / "utils" / "search_r1_like_utils.py")
     text, metadata = client.perform_single_search_batch(url, ["amber fox", "zzz nothing"], topk=3)
     assert metadata["status"] == "success" and metadata["api_request_error"] is None
     assert metadata["query_count"] == 2 and metadata["total_results"] == 3

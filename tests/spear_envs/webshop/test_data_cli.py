@@ -1,17 +1,16 @@
 """``spear data get|build|verify webshop``, against files and a server of our own."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spear_envs import cli
 from spear_envs.data import RemoteFile
 from spear_envs.webshop import data_cli
 from spear_envs.webshop.catalogue import open_catalogue
-from tests.spear_envs.data.server import Site, page, serve, whole
+from tests.spear_envs.data.hub import run, use_data_folder
+from tests.spear_envs.data.server import Site, page, whole
 from tests.spear_envs.webshop import catalogues
 from tests.spear_envs.webshop.catalogues import make_entry, make_record
 
@@ -23,27 +22,7 @@ HUMAN = {"B003": [ROW], "B005": [ROW, ROW]}
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("SPEAR_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
-    return tmp_path / "data" / "webshop"
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    site = Site()
-    server = serve(site)
-    yield site
-    server.shutdown()
-    server.server_close()
-
-
-def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["data", *map(str, args)])
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
+    return use_data_folder(tmp_path / "data", monkeypatch) / "webshop"
 
 
 def text_of(name: str) -> bytes:

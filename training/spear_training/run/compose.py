@@ -213,16 +213,23 @@ def _read_choice(group: str, name: str, of_preset: Sequence[Values]) -> list[Val
 def read_layers(group: str, name: str) -> tuple[list[Values], dict[str, str]]:
     """Return the values of a choice after those of the files that it extends, and what these choose of other groups."""
     values = dict(read_config(CONFIG / group / f"{name}.yaml"))
-    extends, choices = values.pop(EXTENDS, []), values.pop(CHOOSE, {})
+    values.pop(EXTENDS, None)
+    choices = values.pop(CHOOSE, {})
     layers: list[Values] = []
     wanted: dict[str, str] = {}
-    for base in [extends] if isinstance(extends, str) else extends:
+    for base in list_bases(group, name):
         place, _, rest = base.partition("/")
         inside = rest and (CONFIG / place).is_dir()  # `model/tiny`, or a file of the same group, as `base/agent`
         more, found = read_layers(place, rest) if inside else read_layers(group, base)
         layers += more
         wanted |= found
     return [*layers, values], wanted | choices
+
+
+def list_bases(group: str, name: str) -> list[str]:
+    """Return the files that a choice extends, as it names them."""
+    extends = read_config(CONFIG / group / f"{name}.yaml").get(EXTENDS, [])
+    return [extends] if isinstance(extends, str) else list(extends)
 
 
 def _read_own(file: Path, choices: dict[str, str]) -> Values:

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from spear_envs.retrieval.retriever import Load, Passage, Retriever
-from tests.spear_envs.retrieval.test_client import reply
+from tests.scripted_server import reply
 
 KEYS = {"serper": "SERPER_API_KEY", "brave": "BRAVE_API_KEY", "opensearch": "TEST_ENGINE_KEY"}
 SECRET = "k3y-that-nobody-may-see"

@@ -16,6 +16,7 @@ pytest.importorskip("yaml", reason="the extra 'search' is not installed")
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.retriever import FaultKind, Retriever, RetrieverFault, RetrieverRefusal
+from tests.scripted_server import Torn, reply, serve
 from tests.spear_envs.retrieval.engines.engines import (
     KEYS,
     KINDS,
@@ -25,7 +26,6 @@ from tests.spear_envs.retrieval.engines.engines import (
     read_ids,
     write_answer,
 )
-from tests.spear_envs.retrieval.test_client import Torn, reply, serve
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 WEB = ("serper", "brave", "searxng")

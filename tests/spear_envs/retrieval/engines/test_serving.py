@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Mapping
@@ -24,9 +25,9 @@ from spear_envs.retrieval.limits import ServiceSettings
 from spear_envs.retrieval.retriever import FaultKind, Load, Retriever, RetrieverFault, RetrieverRefusal, find_documents
 from spear_envs.retrieval.service import RetrievalService
 from tests.commands import wait_until
+from tests.scripted_server import reply, serve
 from tests.spear_envs.retrieval.engines.engines import ListRetriever, answer_well, open_kind
 from tests.spear_envs.retrieval.service import run_command, run_service, write_corpus
-from tests.spear_envs.retrieval.test_client import reply, serve
 
 
 def make_service(backends: Mapping[str, Retriever], **settings: Any) -> RetrievalService:
@@ -165,3 +166,27 @@ def test_an_environment_plays_on_a_file(tmp_path: Path) -> None:
     assert infos[0]["retriever"] == infos[1]["retriever"]
     with pytest.raises(SpearError, match="lacks the index 'x'"):
         play(f"{path}#x")
+
+
+def test_an_index_without_a_corpus_searches_the_passages_of_the_data_set(tmp_path: Path) -> None:
+    path = tmp_path / "retriever.yaml"
+    path.write_text("indexes: {words: {kind: bm25}}", "utf-8")
+    keywords = {"dataset": "mini-small", "split": "test", "response_format": "plain", "topk": 1}
+    env: Any = gym.make("spear_envs:spear/SearchR1-v0", retriever=os.fspath(path), **keywords).unwrapped
+    env.reset(seed=0)
+    *_, info = env.step(env.expert_plan()[0])
+    assert info["passages"] == env.task.content["gold_passages"][:1]
+    (tmp_path / "asked.jsonl").write_text('{"question": "Who?", "golden_answers": ["x"]}', "utf-8")
+    with pytest.raises(SpearError, match="corpus"):
+        gym.make("spear_envs:spear/SearchR1-v0", retriever=os.fspath(path), dataset=tmp_path / "asked.jsonl")
+
+
+def test_a_replaced_corpus_of_a_file_is_searched(tmp_path: Path) -> None:
+    path = tmp_path / "retriever.yaml"
+    path.write_text("indexes: {words: {kind: bm25, corpus: corpus.jsonl}}", "utf-8")
+    for text in ("an old river", "another river, which is new"):
+        corpus = {"id": "1", "contents": text}
+        (tmp_path / "new.jsonl").write_text(json.dumps(corpus), "utf-8")
+        (tmp_path / "new.jsonl").replace(tmp_path / "corpus.jsonl")
+        env: Any = gym.make("spear_envs:spear/SearchR1-v0", retriever=os.fspath(path)).unwrapped
+        assert find_documents(env.retriever, "river", 1) == [corpus]

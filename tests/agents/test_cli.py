@@ -180,7 +180,8 @@ def test_several_runs_are_each_compared_with_the_first(tmp_path: Path) -> None:
     back = CliRunner().invoke(compare, [outs[2], outs[0], outs[1]]).output
     assert "a, b: worse than c." in back
     twice = f"{tmp_path}/./a"
-    for refused in (outs[:1], [*outs, "--pair", *outs[:2]], [outs[0], twice], [*outs, twice]):
+    paired = [*outs[1:], "--pair", outs[0], twice]
+    for refused in (outs[:1], [*outs, "--pair", *outs[:2]], [outs[0], twice], [*outs, twice], paired):
         done = CliRunner().invoke(compare, refused)
         assert done.exit_code == 2 and (twice not in refused or f"{tmp_path}/a is given twice" in done.output)
 

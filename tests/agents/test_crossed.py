@@ -38,6 +38,7 @@ def test_one_component_alone_is_the_textbook_interval() -> None:
     for equal in ([[0.0] * 24], [[0.0] * 24] * 3, [[1.0] * 24] * 3, [[1 / 3] * 24] * 3, [[-0.1] * 24] * 5):
         assert 0.1 < estimate_crossed(equal).half < 0.3
     assert math.isinf(estimate_over_seeds([0.5, 0.5]).high)
+    assert math.isinf(estimate_over_seeds([0.3 - 0.1, 0.2]).high), "they differ by rounding alone"
     assert math.isinf(estimate_over_seeds([0.5]).high)
     same = estimate_crossed([[0.5, 0.5], [0.5, 0.5]])
     assert same.low < 0.5 < same.high

@@ -259,6 +259,15 @@ def test_scores_are_compared_where_asked() -> None:
     assert compare_trajectories(first, second).steps == (0.0,)
 
 
+def test_equal_scores_of_one_sample_and_of_several_do_not_differ() -> None:
+    scores = {f"{i}": i / 20 for i in range(20)}
+    first = [episode(task, False, score=score) for task, score in scores.items()]
+    second = [episode(task, False, score=score, seed=k) for task, score in scores.items() for k in range(3)]
+    found = compare_trajectories(first, second, Metric.SCORE)
+    assert (found.gained, found.lost, set(found.steps)) == (0, 0, {0.0})
+    assert "equally well" in explain_comparison(found, judge_comparison(found), "a", "b")[0]
+
+
 def test_benchmarks_are_averaged_with_equal_weight() -> None:
     _, parts = summarise([episode(str(i), i % 2 == 0, "big") for i in range(100)] + [episode("x", True, "small")])
     found = average_parts(parts.values())
@@ -305,6 +314,11 @@ def test_the_sign_test_is_the_binomial_one(gained: int, lost: int) -> None:
     brute = sum(chance for i, chance in enumerate(at_most) if abs(2 * i - count) >= abs(gained - lost))
     assert p == pytest.approx(min(1.0, brute))
     assert p == compute_sign_p(lost, gained)
+
+
+def test_the_sign_test_takes_no_time_for_many_tasks() -> None:
+    z = (300 - 1) / math.sqrt(20_300)
+    assert compute_sign_p(10_000, 10_300) == pytest.approx(math.erfc(z / math.sqrt(2)), rel=1e-3)
 
 
 def test_shares_of_won_tasks_give_the_same_p_in_both_tests() -> None:

@@ -17,6 +17,8 @@ from spear_envs.core.errors import SpearError
 _Z95 = 1.959963984540054
 ROUNDED = 1e-20
 """Variance of values in [-1, 1] below which they differ by rounding alone, as means of equal thirds do."""
+ROUNDING = 1e-12
+"""Largest difference of shares or scores that may be 0, but for the rounding of floats."""
 _DIGITS = 4000
 """Characters of a name's number that sort it; Python reads no longer ones."""
 
@@ -88,7 +90,7 @@ def estimate_with_student(values: Sequence[float], quantile: Callable[[int], flo
     """
     mean, count = fmean(values), len(values)
     spread = stdev(values) if count > 1 else 0.0
-    half = quantile(count - 1) * spread / math.sqrt(count) if spread else math.inf
+    half = quantile(count - 1) * spread / math.sqrt(count) if spread**2 > ROUNDED else math.inf
     return Estimate(mean, mean - half, mean + half, count)
 
 
@@ -340,7 +342,8 @@ def compare_trajectories(
     shared = [task for task in old if task in new]
     if not shared:
         raise SpearError("the runs do not share a task: evaluate both on the same tasks")
-    steps = tuple(new[task] - old[task] for task in shared)
+    # The mean of three scores of 0.1 is not 0.1, which must not count as a gain.
+    steps = tuple(step if abs(step := new[task] - old[task]) > ROUNDING else 0.0 for task in shared)
     return Comparison(
         before=estimate_mean([old[task] for task in shared]),
         after=estimate_mean([new[task] for task in shared]),

@@ -368,6 +368,8 @@ _WITHHELD = ("content_filter", "safety", "sensitive", "recitation", "prohibited"
 _MOST_TOKENS = 2**53
 _MOST_NATS = 1e300
 _THOUGHTS = ("thinking", "reasoning", "reasoning_content", "summary")
+_EVENT = re.compile(rb"\s*(?:data|event|id|retry)?:")
+"""Begin of a stream of events: a field, or a comment such as a sign of life."""
 
 
 def read_reply(content: bytes) -> Reply:
@@ -378,7 +380,7 @@ def read_reply(content: bytes) -> Reply:
     Separate thoughts (``reasoning_content``, ``reasoning``, parts of a content) are put in front of the text, between
     ``<think>`` tags. A refusal is a response like any other.
     """
-    data = _join_stream(content) if content.lstrip()[:6] in (b"data: ", b"data:{", b"event:") else _read_object(content)
+    data = _join_stream(content) if _EVENT.match(content) else _read_object(content)
     if data is None:
         raise BadReplyError(f"the answer is not a JSON object: {_shorten(content)}")
     if (refusal := find_inner(data)) is not None:

@@ -25,7 +25,7 @@ from spear_agents.play.episode import play_episode
 from spear_agents.play.prompting import PromptBuilder
 from spear_agents.play.trajectory import StopReason, Trajectory
 from spear_envs.core.errors import SpearError
-from spear_envs.core.parsing import ResponseParser
+from spear_envs.core.parsing import ResponseParser, cut_native_thought
 from spear_envs.core.prompts import PromptContext, PromptTemplate
 
 DIRECT = "Answer with the action alone, written as the task wants it: no reasoning, no <think> and no <action> tags."
@@ -40,6 +40,8 @@ _ACTION_TAG = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|action)>")
 _ACTION = re.compile(r"(?:^|\n)[ \t>*#]*Action(?: \d+)?[*]*:[*]*", re.IGNORECASE)
 _NEXT = re.compile(r"\n[ \t>*#]*(?:Observation|Thought)(?: \d+)?[*]*:", re.IGNORECASE)
+_ANY = "Thought: x\nAction: x"
+"""A text that only a parser of bare actions takes."""
 _THOUGHT = re.compile(r"\A[\s>*#]*Thought(?: \d+)?[*]*:[*]*", re.IGNORECASE)
 
 
@@ -78,7 +80,7 @@ class FormTemplate:
 
     def render(self, context: PromptContext) -> str:
         """Return the base's text in this form, after the memory."""
-        text = _restate(self.base.render(context), self.hint, self.form)
+        text = _restate(self.base.render(self._forget_hint(context)), self.hint, self.form)
         if not self.memory:
             return text
         learned = "\n".join(f"{number}. {entry}" for number, entry in enumerate(self.memory, 1))
@@ -86,8 +88,16 @@ class FormTemplate:
 
     def follow_up(self, context: PromptContext) -> str:
         """Return what the environment shows, and a reminder of the form."""
-        shown = _restate(self.base.follow_up(context), self.hint, self.reminder).strip("\n")
+        shown = _restate(self.base.follow_up(self._forget_hint(context)), self.hint, self.reminder).strip("\n")
         return f"Observation: {shown}" if self.form is STEPWISE else shown
+
+    def _forget_hint(self, context: PromptContext) -> PromptContext:
+        """Return the context without the hint at the end of an answer to a malformed response, whose reason stays."""
+        if not self.hint:
+            return context
+        hint = f" {self.hint}"
+        history = [(seen.replace(hint, ""), action) for seen, action in context.history]
+        return replace(context, observation=context.observation.replace(hint, ""), history=history)
 
     def respond(self, action: str, think: str = "") -> str:
         """Return the response that the form asks for."""
@@ -107,7 +117,7 @@ def make_form(method: Method, base: PromptTemplate, parser: ResponseParser) -> F
 
 def _restate(text: str, hint: str, form: str) -> str:
     """Return ``text`` with the lines of ``hint`` replaced by ``form``."""
-    at = text.rfind(hint)
+    at = text.rfind(hint) if hint else -1
     if at < 0:
         return f"{text.rstrip()}\n\n{form}"
     start = text.rfind("\n", 0, at) + 1
@@ -115,34 +125,62 @@ def _restate(text: str, hint: str, form: str) -> str:
 
 
 def read_direct(text: str, parser: ResponseParser) -> str:
-    """Turn a bare action into a response; return ``text`` unchanged if it is valid or cannot be read."""
-    if parser.parse(text).format_ok:
+    """Turn a bare action into a response; return ``text`` unchanged if it is valid or cannot be read.
+
+    A native thought (:func:`~spear_envs.core.parsing.cut_native_thought`) is kept, and no action is read in it.
+    """
+    if _has_own_form(text, parser):
         return text
-    tagged = _ACTION_TAG.search(text)
-    action = _cut_action(_TAG.sub("", tagged[1] if tagged else _ACTION.sub("", text, count=1)))
-    return _compose(action, "", text, parser)
+    native, rest = cut_native_thought(text, "")
+    tagged = _ACTION_TAG.search(rest)
+    if tagged is None and _is_in_thought(rest):
+        return text
+    action = _cut_action(_TAG.sub("", tagged[1] if tagged else _ACTION.sub("", rest, count=1)))
+    return _compose(action, "", native, text, parser)
 
 
 def read_stepwise(text: str, parser: ResponseParser) -> str:
     """Turn the first thought and action into a response; return ``text`` unchanged if it is valid or cannot be read.
 
-    Text after the action, such as observations that the model invented, is dropped.
+    Text after the action, such as observations that the model invented, is dropped. A native thought is kept, and no
+    action is read in it.
     """
-    if parser.parse(text).format_ok:
+    if _has_own_form(text, parser):
         return text
-    found = _ACTION.search(text)
-    if found is None:
+    native, rest = cut_native_thought(text, "")
+    found = _ACTION.search(rest)
+    if found is None or _is_in_thought(rest):
         return text
-    thought = _TAG.sub("", _THOUGHT.sub("", text[: found.start()])).strip()
-    rest = text[found.end() :]
-    further = _NEXT.search(rest)
-    return _compose(_cut_action(_TAG.sub("", rest[: further.start()] if further else rest)), thought, text, parser)
+    thought = _TAG.sub("", _THOUGHT.sub("", rest[: found.start()])).strip()
+    after = rest[found.end() :]
+    further = _NEXT.search(after)
+    action = _cut_action(_TAG.sub("", after[: further.start()] if further else after))
+    return _compose(action, thought, native, text, parser)
 
 
-def _compose(action: str, thought: str, text: str, parser: ResponseParser) -> str:
+def _has_own_form(text: str, parser: ResponseParser) -> bool:
+    """Return whether a response has the environment's own form; to a parser that takes any text it must mean more."""
+    parsed = parser.parse(text)
+    if not (parsed.format_ok and parser.parse(_ANY).format_ok):
+        return parsed.format_ok
+    return cut_native_thought(text, "")[1].strip() not in (parsed.action or "")
+
+
+def _is_in_thought(text: str) -> bool:
+    """Return whether a text is a thought that was never closed."""
+    return text.lstrip().startswith("<think>") and "</think>" not in text
+
+
+def _compose(action: str, thought: str, native: str | None, text: str, parser: ResponseParser) -> str:
     if not action:
         return text
-    return action if parser.parse(action).format_ok else parser.respond(action, thought)
+    written = action if parser.parse(action).format_ok else parser.respond(action, thought)
+    if native is None:
+        return written
+    whole = f"<think>\n{native}\n</think>\n\n{written}"
+    with_thought, alone = parser.parse(whole), parser.parse(written)
+    is_read = (with_thought.action, with_thought.format_ok) == (alone.action, alone.format_ok)
+    return whole if is_read else written
 
 
 def _cut_action(text: str) -> str:
@@ -248,7 +286,8 @@ async def _write_note(
                 generation = await engine.generate(ids, drawn, request_id=name)
                 own = Served(prompt_tokens=len(ids), completion_tokens=len(generation.token_ids), tries=0)
                 is_text = isinstance(prompts.tokenizer, ByteTokenizer)
-                return prompts.decode(generation.token_ids).strip(), generation.served or (None if is_text else own)
+                _, note = cut_native_thought(prompts.decode(generation.token_ids), "")
+                return note.strip(), generation.served or (None if is_text else own)
             except ContextExceededError:
                 pass
         room //= 2

@@ -276,6 +276,8 @@ class EvalSettings:
             wanted["dtype"] = self.dtype
         if self.vllm is not None:
             wanted |= {"dtype": self.vllm.dtype}
+            if self.vllm.max_model_len is not None:
+                wanted["max_model_len"] = self.vllm.max_model_len
             if self.vllm.lora is not None:
                 wanted |= {"lora": self.vllm.lora, "lora_digest": digest_model(self.vllm.lora)}
         if self.server is not None:

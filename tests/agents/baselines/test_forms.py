@@ -25,8 +25,11 @@ from spear_agents.evaluation.baselines import (
 from spear_agents.play.episode import play_episode
 from spear_agents.play.prompting import PromptBuilder
 from spear_agents.play.trajectory import Layout, StopReason, Trajectory
-from spear_envs.core.parsing import TagParser
-from spear_envs.core.prompts import DefaultTemplate, PromptContext, RunningTemplate
+from spear_envs.code.grammar import CodeParser
+from spear_envs.code.prompts import make_templates
+from spear_envs.core.parsing import PeerParser, PlainParser, ResponseFormat, ResponseParser, TagParser
+from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptContext, PromptTemplate, RunningTemplate
+from spear_envs.search.grammar import SearchParser
 from tests.agents.corridor import CorridorEnv
 
 PARSER = TagParser()
@@ -79,9 +82,53 @@ def test_the_first_thought_and_action_are_read(text: str, thought: str) -> None:
     assert (parsed.action, parsed.think) == ("go", thought)
 
 
-@pytest.mark.parametrize("text", ["", "I give up", "Thought: never an action", "Action:", "<think>never closed"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "I give up",
+        "Thought: never an action",
+        "Action:",
+        "<think>never closed",
+        "<think>Shall I?\nAction: back\nNo",
+    ],
+)
 def test_what_cannot_be_read_goes_to_the_environment_as_it_is(text: str) -> None:
     assert read_stepwise(text, PARSER) == text
+    assert "<think>" not in text or read_direct(text, PARSER) == text
+
+
+REHEARSED = "The form is\nThought: so\nAction: back\n\nback is no good"
+
+
+@pytest.mark.parametrize("native", [f"{REHEARSED}\n</think>\n\n", f"<think>\n{REHEARSED}\n</think>\n\n"])
+@pytest.mark.parametrize(
+    ("parser", "action"),
+    [
+        (PARSER, "go"),
+        (PlainParser(), "go"),
+        (PeerParser(), "go"),
+        (SearchParser(), "<search>go</search>"),
+        (SearchParser(ResponseFormat.PLAIN), "<answer>go</answer>"),
+        (CodeParser(), "\\boxed{4}"),
+        (CodeParser(ResponseFormat.PLAIN), "```python\nprint(4)\n```"),
+    ],
+)
+def test_no_action_is_read_in_a_native_thought(native: str, parser: ResponseParser, action: str) -> None:
+    for read, text in ((read_direct, action), (read_stepwise, f"Thought: near\nAction: {action}")):
+        parsed = parser.parse(read(native + text, parser))
+        assert (parsed.action, parsed.format_ok) == (action, True)
+        assert isinstance(parser, PeerParser) or REHEARSED in (parsed.native, parsed.think)
+
+
+@pytest.mark.parametrize("parser", [PlainParser(), CodeParser(ResponseFormat.PLAIN)])
+def test_the_form_is_read_for_environments_that_take_the_bare_action(parser: ResponseParser) -> None:
+    wanted = parser.parse("go").action
+    for text in ("go", "Action: go", "go\nbecause it is near"):
+        assert parser.parse(read_direct(text, parser)).action == wanted
+    assert parser.parse(read_stepwise("Thought: it is near\nAction: go", parser)).action == wanted
+    code = "I compute.\n```python\nprint(4)\n```"
+    assert isinstance(parser, PlainParser) or read_direct(code, parser) == code
 
 
 @given(
@@ -100,6 +147,24 @@ def test_the_form_takes_the_place_of_the_environments_own() -> None:
         assert text.startswith("the rules") and "'go', 'back'" in text
         assert PARSER.hint not in template.follow_up(CONTEXT)
         assert not isinstance(template, RunningTemplate)
+
+
+@pytest.mark.parametrize(
+    ("parser", "template"),
+    [
+        (PARSER, DefaultTemplate()),
+        (PARSER, CompactTemplate()),
+        (CodeParser(), make_templates(CodeParser(), 30.0)["default"]),
+        (CodeParser(), make_templates(CodeParser(), 30.0)["tools"]),
+    ],
+)
+def test_an_answer_to_a_malformed_response_keeps_its_reason(parser: ResponseParser, template: PromptTemplate) -> None:
+    message = f"Your response could not be read: it is cut off. {parser.hint}"
+    context = PromptContext("walk", message, None, [(message, "none")], 3, 6)
+    for method, form in ((Method.REACT, "Thought: and Action:"), (Method.IO, DIRECT)):
+        text = make_form(method, template, parser).follow_up(context)
+        assert text.count("could not be read: it is cut off.") == 1 and text.count(form) == 1
+        assert parser.hint not in text
 
 
 @pytest.mark.parametrize("name", ["ALFWorld", "WebShop", "Sokoban", "SearchR1", "CodeInterpreter"])
@@ -223,6 +288,11 @@ def test_a_note_marks_no_place_of_a_picture() -> None:
     assert last.won and last.memory[0] == "it showed <image>", "the record has what was written"
     assert "1. it showed < image>" in learner.prompts[1]
     assert "<image>" not in "".join((*learner.prompts, *learner.asked))
+
+
+def test_a_note_has_no_native_thought() -> None:
+    learner = Learner(["<think>\nwalk on with go?\n</think>\n\nlook", "I see.\n</think>\n\nwalk on with go"])
+    assert play_reflexion(learner).memory == ("look", "walk on with go")
 
 
 def test_a_fault_while_reflecting_is_a_fault_of_the_episode() -> None:

@@ -402,7 +402,8 @@ def test_a_field_that_is_refused_is_left_out_from_then_on(script: Script, refusa
     assert ("max_completion_tokens" in script.requests[-1]) is (field == "max_tokens")
 
 
-def test_a_stream_is_asked_for_where_it_is_demanded(script: Script) -> None:
+@pytest.mark.parametrize("begin", ["", ": a sign of life\n\n", "id: 1\nretry: 9\n", "\n:\n\nevent: message\n"])
+def test_a_stream_is_asked_for_where_it_is_demanded(script: Script, begin: str) -> None:
     pieces = [
         {"model": "m", "choices": [{"delta": {"role": "assistant", "reasoning_content": "h"}}]},
         {"choices": [{"delta": {"reasoning_content": "m"}}]},
@@ -410,7 +411,7 @@ def test_a_stream_is_asked_for_where_it_is_demanded(script: Script) -> None:
         {"choices": [{"delta": {"content": "p"}, "finish_reason": "length"}]},
         {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}},
     ]
-    stream = "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n"
+    stream = begin + "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n"
     script.answers = [refuse("Requests with max_tokens > 4096 must have stream=true"), say(stream.encode())]
     (found, _) = ask(script.server(limit=1), calls=2)
     assert (text_of(found), found.finish) == ("<think>hm</think>up", Finish.LENGTH)

@@ -174,7 +174,7 @@ def test_what_changes_figures_makes_another_evaluation(tmp_path: Path) -> None:
         return replace(settings, vllm=VLLMOptions(**options)).identify("print")
 
     assert identify(tensor_parallel=2, kv_cache_gib=4.0, gpu_memory_utilization=0.5) == identify()
-    assert identify(dtype="bfloat16") != identify()
+    assert len({json.dumps(identify(**one)) for one in ({}, {"dtype": "bfloat16"}, {"max_model_len": 9})}) == 3
     plain = replace(settings, engine=EngineKind.HF, vllm=None)
     assert replace(plain, dtype="bfloat16").identify("print") != plain.identify("print")
     for wrong in ({"dtype": "int8"}, {"engine": EngineKind.RANDOM, "dtype": "bfloat16"}):

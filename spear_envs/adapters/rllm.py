@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from spear_envs.adapters.texts import TextEpisode, open_row, write_rows
+from spear_envs.adapters.texts import TextEpisode, join_thought, open_row, write_rows
 from spear_envs.core.errors import SpearError
 
 
@@ -76,7 +76,9 @@ async def _play(episode: TextEpisode, task: str, config: Any) -> float:
                     raise
                 assert episode.last is not None
                 return episode.conversation.pay(episode.last) or 0.0
-            response = reply.choices[0].message.content or ""
+            message = reply.choices[0].message
+            thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
+            response = join_thought(thought, message.content or "")
             said = await asyncio.to_thread(episode.respond_or_raise, response)
             total += said.reward
             if said.done:

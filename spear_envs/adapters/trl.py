@@ -73,13 +73,18 @@ def make_factory(env_id: str, **keywords: Any) -> Callable[[], TrlEnvironment]:
         keywords: of the environment. A model without vision needs Sokoban's ``modality="text"``.
 
     Raises:
-        SpearError: the environment is unknown or does not take these keywords.
+        SpearError: the environment is unknown, does not take these keywords, or has a tool that no method can be.
     """
     keywords = {"response_format": "plain", **keywords}
     env = make_env(env_id, keywords=keywords)
-    methods = {tool.name: _make_method(tool) for tool in env.tools}
+    try:
+        methods = {tool.name: _make_method(tool) for tool in env.tools}
+    finally:
+        env.close()
+    for name in methods:
+        if name in ("reset", "get_reward") or name.startswith("_"):
+            raise SpearError(f"TRL cannot offer the tool {name!r}: give it a name other than reset, get_reward and _….")
     kind = type(type(env).__name__, (TrlEnvironment,), {"__doc__": TrlEnvironment.__doc__, **methods})
-    env.close()
 
     def make() -> TrlEnvironment:
         made: TrlEnvironment = kind(make_env(env_id, keywords=keywords))

@@ -16,6 +16,7 @@ from gymnasium.envs.registration import load_env_creator
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.errors import SpearError, describe_error, require_whole
 from spear_envs.core.machine import import_module
+from spear_envs.core.registration import REGISTERED_BY
 
 _CONSENT = "give --trust if you know who wrote it"
 _SHOWN = 100
@@ -166,12 +167,13 @@ def explain_unknown(env_id: str, error: Exception) -> SpearError:
 
 
 def list_registered(module: str) -> list[str]:
-    """Return the ids whose class or other creator is in an imported module or below it, sorted."""
+    """Return the ids that an imported module or one below it registers, or has the class of, sorted."""
     found = []
     for env_id, spec in sorted(gym.registry.items()):
         point = spec.entry_point
         home = point.partition(":")[0] if isinstance(point, str) else getattr(point, "__module__", "")
-        if home == module or home.startswith(f"{module}."):
+        places = (home, REGISTERED_BY.get(env_id, ""))
+        if any(place == module or place.startswith(f"{module}.") for place in places):
             found.append(env_id)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,10 @@ import gymnasium as gym
 
 PREFIX = "spear_envs:"
 """Prefix of our ids where they have not been imported: gymnasium 1.4 does not load plugins."""
+
+
+REGISTERED_BY: dict[str, str] = {}
+"""Modules that called :func:`register_env`, by the id: its class may be of another module."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ def register_env(
     """
     gym.registry.pop(id, None)  # register() warns if the id exists, as after a reload
     gym.register(id, entry_point=entry_point, kwargs=dict(kwargs or {}))
+    REGISTERED_BY[id] = sys._getframe(1).f_globals.get("__name__", "")
 
 
 def register_builtin() -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from keyword import iskeyword
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -19,6 +20,8 @@ _TYPES: Mapping[Any, tuple[str, str]] = MappingProxyType(
 )
 """Type in JSON and in words."""
 _LIST_BREAK = ", "
+_HEADING = re.compile(r"\b(Args|Returns|Raises|choices):", re.IGNORECASE)
+"""What frameworks take for parts of a docstring; a description that others wrote may have it."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -59,6 +62,15 @@ class Tool:
         """Return a sentence about each argument."""
         hints = get_type_hints(self.function, include_extras=True)
         return {name: hints[name].__metadata__[0] for name in inspect.signature(self.function).parameters}
+
+    @property
+    def required(self) -> Sequence[str]:
+        """Return the arguments that a call must have: all of them."""
+        return tuple(self.types)
+
+    def find_default(self, name: str) -> Any:
+        """Return what an argument is that a call may leave out."""
+        return None
 
     def schema(self) -> Mapping[str, Any]:
         """Return the JSON schema of the function in OpenAI's form, for chat templates and servers of models."""
@@ -111,15 +123,30 @@ class Tool:
 
         Args:
             before: parameters in front of the tool's, such as ``self``.
+
+        Raises:
+            SpearError: a call must have an argument whose name Python does not allow.
         """
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
         parameters = [inspect.Parameter(name, kind) for name in before]
-        parameters += [inspect.Parameter(name, kind, annotation=hint) for name, hint in self.types.items()]
-        lines = [f"    {name}: {meaning}\n" for name, meaning in self.meanings.items()]
+        types: dict[str, Any] = {}
+        for name, hint in self.types.items():
+            needed = name in self.required
+            if name.isidentifier() and not iskeyword(name) and name not in before:
+                default = empty if needed else self.find_default(name)
+                parameters.append(inspect.Parameter(name, kind, annotation=hint, default=default))
+                types[name] = hint
+            elif needed:
+                raise SpearError(
+                    f"the tool {self.name} cannot be a function: Python does not allow its argument {name!r}."
+                )
+        meanings = {name: _HEADING.sub(r"\1 -", " ".join(self.meanings[name].split())) for name in types}
+        lines = [f"    {name}: {meaning}\n" for name, meaning in meanings.items()]
+        about = _HEADING.sub(r"\1 -", self.description or self.name)
         dressed: Any = function
         dressed.__name__ = dressed.__qualname__ = self.name
-        dressed.__doc__ = "".join([self.description, *(["\n\nArgs:\n", *lines] if lines else [])])
-        dressed.__annotations__ = {**self.types, "return": str}
+        dressed.__doc__ = "".join([about, *(["\n\nArgs:\n", *lines] if lines else [])])
+        dressed.__annotations__ = {**types, "return": str}
         dressed.__signature__ = inspect.Signature(parameters, return_annotation=str)
         return function
 

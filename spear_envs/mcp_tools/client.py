@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shlex
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import anyio
 import mcp
@@ -61,7 +62,7 @@ class ToolEntry:
 
 @dataclass(frozen=True)
 class CallResult:
-    """Result of a call: its texts; of pictures and the like only the kind."""
+    """Result of a call: its texts, also of embedded files; of pictures and the like only the kind."""
 
     text: str
     is_error: bool
@@ -151,8 +152,7 @@ class McpSession:
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> CallResult:
         with anyio.fail_after(self._seconds + _GRACE_S):
             result = await self._client.call_tool(name, dict(arguments), read_timeout_seconds=self._seconds)
-        texts = (part.text if part.type == "text" else f"({part.type})" for part in result.content)
-        return CallResult("\n".join(texts), bool(result.is_error))
+        return CallResult("\n".join(map(_read_part, result.content)), bool(result.is_error))
 
     async def _connect(self, stack: AsyncExitStack) -> mcp.Client:
         if self.server.startswith(("http://", "https://")):
@@ -185,6 +185,12 @@ def _is_answer(error: mcp.MCPError, server: str) -> bool:
     return error.code not in (CONNECTION_CLOSED, REQUEST_TIMEOUT, PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND)
 
 
+def _read_part(part: Any) -> str:
+    """Return the text of a part of a result, which may be that of an embedded file; else its kind."""
+    text = getattr(part.resource if part.type == "resource" else part, "text", None)
+    return f"({part.type})" if text is None else str(text)
+
+
 async def _accept(_name: str, _result: Any) -> None:
     """Accept any result of a tool."""
 
@@ -199,6 +205,8 @@ def _first_cause(error: BaseException) -> BaseException:
 class Recording:
     """JSON lines: the tools in the first, then a call in each, identified by its task and the calls before it.
 
+    Several processes may write one; a last line that a kill or a full disk cut off is left out.
+
     Args:
         path: of the file; :meth:`add_tools` begins a new one.
 
@@ -211,11 +219,18 @@ class Recording:
         self.tools: list[ToolEntry] | None = None
         self._calls: dict[str, CallResult] = {}
         self._lock = threading.Lock()
-        if not self.path.exists():
-            return
+        if self.path.exists():
+            self._read()
+
+    def _read(self) -> None:
         try:
             # Not splitlines(), which also parts texts at the line ends of Unicode.
-            first, *rest = filter(None, self.path.read_text(encoding="utf-8").split("\n"))
+            *lines, last = self.path.read_bytes().split(b"\n")
+            if _is_json(last):
+                lines.append(last)
+            if not any(lines):
+                return
+            first, *rest = filter(None, lines)
             self.tools = [ToolEntry(**entry) for entry in json.loads(first)["tools"]]
             for line in rest:
                 call = json.loads(line)
@@ -230,19 +245,24 @@ class Recording:
         Raises:
             SpearError: it exists, with other tools.
         """
-        if self.tools is None:
-            self.tools = list(tools)
-            self._write({"tools": [asdict(entry) for entry in tools]})
-        elif self.tools != list(tools):
+        with self._open() as file:
+            if self.tools is None:
+                self._read()  # another process may have begun it meanwhile
+            if self.tools is None:
+                file.write(_write_line({"tools": [asdict(entry) for entry in tools]}))
+                self.tools = list(tools)
+        if self.tools != list(tools):
             raise SpearError(f"{self.path} was recorded with other tools: name another file.")
 
     def add(self, task: str, calls: Sequence[Mapping[str, Any]], result: CallResult) -> None:
         """Record the result of the last of an episode's calls."""
         key = _find_key(task, calls)
         if key not in self._calls:
-            self._calls[key] = result
             name, arguments = calls[-1]["tool"], calls[-1]["arguments"]
-            self._write({"key": key, "task": task, "name": name, "arguments": arguments, "result": asdict(result)})
+            about = {"key": key, "task": task, "name": name, "arguments": arguments, "result": asdict(result)}
+            with self._open() as file:
+                file.write(_write_line(about))
+            self._calls[key] = result
 
     def find(self, task: str, calls: Sequence[Mapping[str, Any]]) -> CallResult:
         """Find the result of the last of an episode's calls.
@@ -256,9 +276,40 @@ class Recording:
             raise EnvFault(McpFaultKind.NOT_RECORDED.value, text)
         return found
 
-    def _write(self, value: Any) -> None:
-        with self._lock, self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+    @contextmanager
+    def _open(self) -> Iterator[IO[bytes]]:
+        """Open the file to append lines, for no other process at the same time."""
+        with self._lock, self.path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            _end_line(file)
+            yield file
+
+
+def _write_line(value: Any) -> bytes:
+    return (json.dumps(value, ensure_ascii=False) + "\n").encode()
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _end_line(file: IO[bytes]) -> None:
+    """Complete the last line, or cut off a torn one."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    if file.read(1) in (b"", b"\n"):
+        return
+    file.seek(0)
+    text = file.read()
+    start = text.rfind(b"\n") + 1
+    if _is_json(text[start:]):
+        file.write(b"\n")
+    else:
+        file.truncate(start)
 
 
 def _find_key(task: str, calls: Sequence[Mapping[str, Any]]) -> str:

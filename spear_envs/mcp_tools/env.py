@@ -93,15 +93,31 @@ class McpTool(Tool):
     @property
     def meanings(self) -> Mapping[str, str]:
         """Return the description of each argument, or its name."""
-        return {name: about.get("description", name) for name, about in self._properties.items()}
+        return {name: about.get("description") or name for name, about in self._properties.items()}
+
+    @property
+    def required(self) -> Sequence[str]:
+        """Return the arguments that a call must have."""
+        return tuple(self.entry.schema.get("required", ()))
+
+    def find_default(self, name: str) -> Any:
+        """Return the default in the server's schema, else None."""
+        return self._properties[name].get("default")
 
     @property
     def _properties(self) -> Mapping[str, Mapping[str, Any]]:
         found = self.entry.schema.get("properties", {})
-        return {name: about if isinstance(about, dict) else {} for name, about in found.items()}
+        order = _order_names(self.entry.schema)
+        return {name: found[name] if isinstance(found[name], dict) else {} for name in order}
 
     def write(self, arguments: Mapping[str, Any]) -> str:
-        """Return the action in plain form; raises as :meth:`check`."""
+        """Return the action in plain form, without what is None by default; raises as :meth:`check`."""
+        absent = {
+            name
+            for name, about in self._properties.items()
+            if arguments.get(name, "") is None and name not in self.required and "default" not in about
+        }
+        arguments = {name: value for name, value in arguments.items() if name not in absent}
         self.check(arguments)
         return write_action(self.name, arguments)
 
@@ -146,8 +162,15 @@ def _is_shallow(value: Any) -> bool:
 
 
 def write_action(name: str, arguments: Mapping[str, Any]) -> str:
-    """Write a call as an action."""
-    return f"{name} {json.dumps(dict(arguments), ensure_ascii=False)}"
+    """Write a call as an action, in which no text looks like the end of a thought."""
+    written = json.dumps(dict(arguments), ensure_ascii=False).replace("</think>", "<\\/think>")
+    return f"{name} {written}"
+
+
+def _order_names(schema: Mapping[str, Any]) -> list[str]:
+    """Return the names of arguments, those that a call may leave out last, as Python wants it."""
+    needed = schema.get("required", ())
+    return sorted(schema.get("properties", {}), key=lambda name: name not in needed)
 
 
 def make_tools(entries: Sequence[ToolEntry], answer: str) -> tuple[McpTool, ...]:
@@ -182,7 +205,7 @@ def _take(entry: ToolEntry) -> Any:
         return write_action(entry.name, arguments)
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    names = [name for name in entry.schema.get("properties", {}) if name.isidentifier() and not iskeyword(name)]
+    names = [name for name in _order_names(entry.schema) if name.isidentifier() and not iskeyword(name)]
     take.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
     return take
 
@@ -314,7 +337,7 @@ def _fits(call: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.casefold().split()).strip(" .")
+    return " ".join(text.casefold().split()).removesuffix(".").rstrip()
 
 
 class McpToolsEnv(SpearEnv[str]):
@@ -376,7 +399,11 @@ class McpToolsEnv(SpearEnv[str]):
         self._session: McpSession | None = None
         self._fresh = False  # the session has had no episode
         self._recording = Recording(recording) if recording else None
-        self.tools = make_tools(self._list_tools(), answer_tool)
+        try:
+            self.tools = make_tools(self._list_tools(), answer_tool)
+        except BaseException:
+            self._disconnect()
+            raise
         self._answer_tool = answer_tool
         self._calls: list[dict[str, Any]] = []
         self._answer: str | None = None

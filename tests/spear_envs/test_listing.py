@@ -1,8 +1,10 @@
 """``spear envs``: it says of an environment what the environment itself says, and data is here when it opens."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -111,6 +113,22 @@ def test_extras_are_in_the_metadata() -> None:
     from spear_envs.doctor import read_requirements
 
     assert {listing.extra.requirement for listing in list_envs() if listing.extra} <= read_requirements().keys()
+
+
+def test_a_module_that_registers_a_class_of_another(capsys: pytest.CaptureFixture[str]) -> None:
+    module = ModuleType("lake_of_test")
+    source = (
+        "from spear_envs import register_env\nregister_env('mine/LakeOfTest-v0', 'spear_envs.wrappers:GymnasiumEnv')"
+    )
+    exec(source, vars(module))
+    sys.modules["lake_of_test"] = module
+    try:
+        code, out, _ = run(capsys, "--module", "lake_of_test", "--json")
+        assert code == 0 and json.loads(out)["environments"][-1]["short_id"] == "mine/LakeOfTest-v0"
+        with pytest.raises(SpearError, match="It has mine/LakeOfTest-v0"):
+            make_env("lake_of_test:mine/LakeOfTest-v1")
+    finally:
+        del sys.modules["lake_of_test"], gym.registry["mine/LakeOfTest-v0"]
 
 
 def test_environments_of_a_module(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,12 +11,16 @@ from typing import Any
 
 
 class ScriptedModel:
-    """Says ``responses`` one after the other, then refuses; keeps the last message of each request in ``shown``."""
+    """Says ``responses`` one after the other, then refuses; keeps the last message of each request in ``shown``.
+
+    With ``splits`` it puts thoughts into ``reasoning_content``, as servers with a reasoning parser do.
+    """
 
     def __init__(self) -> None:
         self.responses: list[str] = []
         self.shown: list[str] = []
         self.url = ""
+        self.splits = False
 
     def begin(self, responses: list[str]) -> None:
         self.responses, self.shown = list(responses), []
@@ -34,7 +38,11 @@ class ScriptedModel:
             item = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [part]}
             rest = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
             return 200, {"id": "r", "object": "response", "created_at": 0, "model": "m", "output": [item], **rest}
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+        message = {"role": "assistant", "content": text}
+        if self.splits and "</think>" in text:
+            thought, _, rest = text.partition("</think>")
+            message |= {"reasoning_content": thought.removeprefix("<think>"), "content": rest}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         about = {"id": "c", "object": "chat.completion", "created": 0, "model": "m"}
         return 200, {**about, "choices": [choice], "usage": usage}

@@ -17,6 +17,7 @@ pytest.importorskip("openai", reason="rLLM brings it")
 
 from spear_envs.adapters.rllm import RllmEvaluator, RllmFlow, make_rows
 from spear_envs.core.errors import EnvFault, SpearError
+from spear_envs.core.making import make_env
 from tests.spear_envs.adapters.conforming import compare_totals
 from tests.spear_envs.adapters.episodes import SETTINGS, Episode, Script
 from tests.spear_envs.adapters.scripted_model import ScriptedModel, run_model
@@ -73,6 +74,18 @@ def test_a_conversation_that_no_longer_fits_is_lost(model: ScriptedModel) -> Non
     found = ask(model, row)
     output = RllmEvaluator().evaluate(None, found)
     assert found.artifacts["turn"] == 1 and not output.is_correct and output.reward <= 0
+
+
+def test_thoughts_that_the_server_returns_separately_are_put_back(model: ScriptedModel) -> None:
+    (row,) = make_rows(CORRIDOR, 1)
+    env = make_env(CORRIDOR)
+    env.reset(options={"task": row["spear"]["task"]})
+    responses = [env.parser.respond(action, "On.") for action in env.expert_plan()]
+    for splits in (False, True):
+        model.splits = splits
+        model.begin(responses)
+        output = RllmEvaluator().evaluate(None, ask(model, row))
+        assert output.is_correct and output.reward > 1, "won, in the right form"
 
 
 def test_wrong_rows(model: ScriptedModel) -> None:

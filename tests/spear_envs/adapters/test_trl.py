@@ -58,6 +58,57 @@ def test_schemas_are_read_off_the_methods() -> None:
             assert {**found["function"], "return": None} == {**tool.schema()["function"], "return": None}
 
 
+def write_tools(path: Path, *tools: tuple[str, str, dict[str, Any], list[str]]) -> dict[str, str]:
+    """Tools of an MCP server, each with name, description, properties and what is required."""
+    entries = [
+        {"name": name, "description": about, "schema": {"type": "object", "properties": have, "required": needed}}
+        for name, about, have, needed in tools
+    ]
+    path.with_suffix(".tools").write_text(json.dumps({"tools": entries}) + "\n")
+    path.write_text(json.dumps({"instruction": "Look.", "reward": {"answer": "x"}}) + "\n")
+    return {"tasks": str(path), "recording": str(path.with_suffix(".tools"))}
+
+
+TEXT = {"type": "string"}
+
+
+def test_tools_of_other_people(tmp_path: Path) -> None:
+    """Descriptions with headings of their own, arguments that may be left out, and names that Python lacks."""
+    pytest.importorskip("mcp", reason="needs the extra 'mcp'")
+    transformers_utils = pytest.importorskip("transformers.utils", reason="transformers comes with the extra 'train'")
+    about = "Search mails.\n\n    Args:\n        query: words\n\n    Returns:\n        mails\n"
+    have = {
+        "limit": {"type": "integer", "default": 10, "description": "how many\nReturns: no more"},
+        "query": {**TEXT, "description": "words (choices: any)"},
+        "author": TEXT,
+        "from": TEXT,
+    }
+    keywords = write_tools(tmp_path / "tasks.jsonl", ("search", about, have, ["query"]), ("bare", "", {"x": TEXT}, []))
+    made: Any = make_factory("spear/McpTools-v0", **keywords)()
+    found = transformers_utils.get_json_schema(made.search)["function"]["parameters"]
+    assert list(found["properties"]) == ["query", "limit", "author"] and found["required"] == ["query"]
+    assert found["properties"]["limit"] == {"type": "integer", "description": "how many Returns - no more"}
+    assert transformers_utils.get_json_schema(made.bare)["function"]["description"] == "bare"
+    made.reset(**make_rows("spear/McpTools-v0", 1, **keywords)[0])
+    shown = made.search(query="x", author=None)
+    assert "lacks the call search" in shown, "None stands for what is left out"
+
+
+@pytest.mark.parametrize("name", ["reset", "get_reward", "_hidden"])
+def test_tools_that_would_take_the_place_of_trls_own_methods(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("mcp", reason="needs the extra 'mcp'")
+    with pytest.raises(SpearError, match=name):
+        make_factory("spear/McpTools-v0", **write_tools(tmp_path / "tasks.jsonl", (name, "", {}, [])))
+
+
+def test_a_needed_argument_that_no_function_can_have(tmp_path: Path) -> None:
+    pytest.importorskip("mcp", reason="needs the extra 'mcp'")
+    for argument in ("from", "to-day", "self"):
+        keywords = write_tools(tmp_path / "tasks.jsonl", ("mail", "", {argument: TEXT}, [argument]))
+        with pytest.raises(SpearError, match=argument):
+            make_factory("spear/McpTools-v0", **keywords)
+
+
 def test_rows() -> None:
     rows = make_rows(CORRIDOR, 10, seed=1)
     assert rows == make_rows(CORRIDOR, 10, seed=1) != make_rows(CORRIDOR, 10, seed=2)

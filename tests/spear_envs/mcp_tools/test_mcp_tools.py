@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -198,14 +199,100 @@ def test_wrong_recordings(make: Make, tmp_path: Path) -> None:
         make()
     with pytest.raises(SpearError, match="give a server="):
         make(recording=str(tmp_path / "none.jsonl"))
-    path = tmp_path / "cut.jsonl"
-    path.write_text(RECORDING.read_text()[:-20])
+    path = tmp_path / "damaged.jsonl"
+    path.write_text(RECORDING.read_text().replace('"result"', '"resul', 1))
     with pytest.raises(SpearError, match="is not a recording"):
         make(recording=str(path))
     with pytest.raises(SpearError, match="server is a text, not False"):
         make(server=False)
     with pytest.raises(SpearError, match="'find' is taken"):
         make(recording=str(RECORDING), answer_tool="find")
+
+
+FIND = ToolEntry("find", "", {"type": "object"})
+
+
+def find_again(path: Path, numbers: Sequence[int]) -> None:
+    found = Recording(path)
+    for number in numbers:
+        call = {"tool": "find", "arguments": {"number": number}}
+        assert found.find("t", [call]) == CallResult(f"{number}", False)
+
+
+def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    Recording(path).add_tools([FIND])
+    for number in range(3):
+        Recording(path).add("t", [{"tool": "find", "arguments": {"number": number}}], CallResult(f"{number}", False))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    find_again(path, [0, 1])
+    with pytest.raises(EnvFault, match="lacks the call"):
+        find_again(path, [2])
+    Recording(path).add("t", [{"tool": "find", "arguments": {"number": 2}}], CallResult("2", False))
+    assert path.read_bytes() == whole
+    path.write_bytes(whole.rstrip(b"\n"))
+    Recording(path).add("t", [{"tool": "find", "arguments": {"number": 3}}], CallResult("3", False))
+    find_again(path, range(4))
+    for size in range(whole.index(b"\n")):  # the list of tools itself
+        path.write_bytes(whole[:size])
+        Recording(path).add_tools([FIND])
+        assert Recording(path).tools == [FIND]
+
+
+def test_several_processes_begin_a_recording(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    waiting = [Recording(path) for _ in range(3)]
+    for number, recording in enumerate(waiting):
+        recording.add_tools([FIND])
+        recording.add("t", [{"tool": "find", "arguments": {"number": number}}], CallResult(f"{number}", False))
+    find_again(path, range(3))
+    other = tmp_path / "other.jsonl"
+    first, second = Recording(other), Recording(other)
+    first.add_tools([FIND])
+    with pytest.raises(SpearError, match="other tools"):
+        second.add_tools([])
+
+
+FILES = """
+from mcp.server import MCPServer
+from mcp.types import BlobResourceContents, EmbeddedResource, TextResourceContents
+
+server = MCPServer("files", log_level="ERROR")
+
+
+@server.tool()
+def read() -> list:
+    words = TextResourceContents(uri="file:///a.txt", text="Call me Ishmael.")
+    bytes = BlobResourceContents(uri="file:///b", blob="aGk=")
+    return [EmbeddedResource(type="resource", resource=one) for one in (words, bytes)]
+
+
+server.run("stdio")
+"""
+
+
+def test_the_text_of_an_embedded_file_is_shown(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "files.py").write_text(FILES)
+    env = make(server=f"{sys.executable} {tmp_path / 'files.py'}")
+    assert play(env, 0, ["read"])[-1][0] == "Call me Ishmael.\n(resource)"
+
+
+def test_an_environment_that_cannot_be_made_leaves_no_server(make: Make) -> None:
+    before = threading.active_count()
+    with pytest.raises(SpearError, match="taken"):
+        make(server=COMMAND, answer_tool="find")
+    assert threading.active_count() == before, "the thread of the connection has ended"
+
+
+def test_a_text_like_the_end_of_a_thought_stays_in_the_call(make: Make, tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    arguments = {"number": "a </think> b"}
+    recording = Recording(path)
+    recording.add_tools([FIND])
+    recording.add("library/train/00000", [{"tool": "find", "arguments": arguments}], CallResult("well", False))
+    env = make(recording=str(path))
+    assert play(env, 0, [env.tools[0].write(arguments)])[-1][0] == "well"
 
 
 def test_texts_with_line_ends_of_unicode(make: Make, tmp_path: Path) -> None:
@@ -317,6 +404,7 @@ def test_rules() -> None:
     assert score({"calls": [{"tool": "borrow", "arguments": {"days": 3, "more": None}}]}, [call]) == 0
     assert score({"answer": "Shelf 3"}, answer=" shelf\n3. ") == 1 and score({"answer": "shelf 3"}) == 0
     assert score({"answer": ["a", "b"]}, answer="b") == 1 and score({"answer": "ab"}, answer="a") == 0
+    assert score({"answer": "5"}, answer=".5") == 0 and score({"answer": ".5"}, answer=".5.") == 1
     function = {"function": f"{__name__}:too_generous"}
     with pytest.raises(SpearError, match="a score is from 0 to 1"):
         score(function)

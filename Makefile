@@ -7,6 +7,8 @@ export VENV
 export RAY_AUTH_MODE ?= disabled
 # The compiled tests of one step serve the next; some images of Python keep none.
 unexport PYTHONDONTWRITEBYTECODE
+# Packages of another Python, which would come before those of .venv.
+unexport PYTHONPATH PYTHONHOME
 PY := $(VENV)/bin/python
 ARGS ?=
 

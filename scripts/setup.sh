@@ -13,11 +13,23 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=${VENV:-.venv}
+venv=${venv%/}
 case $venv in /*) bin=$venv/bin ;; *) bin=$PWD/$venv/bin ;; esac
 constraints=constraints/cpu.txt
 stamp=$venv/.spear-setup
 unfinished=$venv.unfinished  # beside the folder, since emptying that takes time too
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+# pip takes packages on these paths for installed, and would install elsewhere.
+export PIP_USER=0
+unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX
+
+say() { printf 'setup: %s\n' "$*"; }
+# Before anything is read that another set-up may write.
+mkdir -p "$venv"
+if command -v flock >/dev/null; then
+    exec 9<"$venv"
+    flock -n 9 || { say "waiting for another set-up of $venv to end"; flock 9; }
+fi
 
 remembered() { { sed -n "s/^$1=//p" "$unfinished" "$stamp" 2>/dev/null || true; } | head -n 1; }
 extras=${EXTRAS:-$(remembered extras)}
@@ -25,7 +37,6 @@ torch_index=${TORCH_INDEX:-$(remembered torch_index)}
 if [ "$torch_index" = default ]; then torch_index=; fi
 python=${PYTHON:-$(remembered python)}
 
-say() { printf 'setup: %s\n' "$*"; }
 # Announce a step, and write a line every ten seconds while it runs, since pip is silent. Without a child for the wait,
 # which would outlive an interruption and hold the lock.
 ticker=
@@ -89,19 +100,19 @@ if [ -z "${TORCH_INDEX:-}" ] && [ ! -f "$stamp" ] && [ ! -f "$unfinished" ]; the
     fi
 fi
 
-# What the environment is made from. A new interpreter or torch index starts afresh, anything else installs on top.
+# What the environment is made from, and where, since scripts and editable installations name their folders. A new
+# interpreter, torch index or place starts afresh, anything else installs on top.
+version_of() { "$1" -c 'import platform; print(platform.python_version())' 2>/dev/null; }
+place="$(pwd -P), $(cd "$venv" && pwd -P)"
+version=$(version_of "$python")
 base="python=$python
-version=$("$python" -c 'import platform; print(platform.python_version())')
+version=$version
 torch_index=$torch_index"
 wanted="$base
 extras=$extras
-checksum=$(cat VERSION pyproject.toml sandbox/pyproject.toml agents/pyproject.toml training/pyproject.toml setup.py "$constraints" scripts/setup.sh spear_envs/bm25/*.c | cksum)"
+place=$place
+checksum=$(cat VERSION pyproject.toml sandbox/pyproject.toml agents/pyproject.toml training/pyproject.toml setup.py "$constraints" scripts/setup.sh spear_envs/bm25/*.[ch] | cksum)"
 
-mkdir -p "$venv"
-if command -v flock >/dev/null; then
-    exec 9<"$venv"
-    flock -n 9 || { say "waiting for another set-up of $venv to end"; flock 9; }
-fi
 if [ -f "$stamp" ] && [ ! -f "$unfinished" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
 
 fresh=
@@ -111,8 +122,16 @@ if [ -f "$unfinished" ]; then
 elif [ -f "$stamp" ] && [ "$(head -n 3 "$stamp")" != "$base" ]; then
     say "interpreter or torch index changed: starting afresh"
     fresh=yes
+elif [ -f "$stamp" ] && was=$(remembered place) && [ -n "$was" ] && [ "$was" != "$place" ]; then
+    say "$venv was made for ${was%, *}, in ${was##*, }: starting afresh"
+    fresh=yes
+elif [ ! -f "$stamp" ] && [ ! -e "$venv/pyvenv.cfg" ] && [ -n "$(ls -A "$venv")" ]; then
+    die "'$venv' has other files, which a set-up would delete: name another folder with VENV"
 elif ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     fresh=yes
+elif [ ! -f "$stamp" ] && [ "$(version_of "$venv/bin/python")" != "$version" ]; then
+    die "'$venv' is an environment of Python $(version_of "$venv/bin/python"), not of $version: remove it, or name" \
+        "another folder with VENV"
 fi
 say "making $venv: $("$python" --version)${extras:+, extras $extras}"
 # A package that was cut off half-way looks installed to pip, so an interrupted run is never built upon.

@@ -9,10 +9,16 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-python3.13}
 light=${LIGHT:-.venv-light}
+"$python" --version >/dev/null 2>&1 || {
+    echo "test_light: '$python' does not run: name a Python of 3.10 to 3.13 with PYTHON" >&2
+    exit 1
+}
 stamp=$light/.spear-light
 wanted="$("$python" --version)
-$(cat VERSION pyproject.toml ./*/pyproject.toml setup.py constraints/cpu.txt scripts/test_light.sh | cksum)"
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+$(cat VERSION pyproject.toml ./*/pyproject.toml setup.py spear_envs/bm25/*.[ch] constraints/cpu.txt scripts/test_light.sh |
+    cksum)"
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_USER=0
+unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX
 if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
     "$python" -m venv --clear "$light"
     PYTHONWARNINGS=ignore "$light/bin/python" -m pip install -q -c constraints/cpu.txt \

@@ -12,8 +12,9 @@ found = {}
 for line in sys.stdin:  # files first, then the environment
     key, _, value = line.strip().partition("=")
     section, _, key = key.rpartition(".")
-    if key in names and section in ("global", "install", ":env:"):
-        found[names[key]] = ("," if key == "find-links" else " ").join(ast.literal_eval(value).split())
+    words = ast.literal_eval(value).split() if key in names and section in ("global", "install", ":env:") else []
+    if words:  # pip ignores an empty setting
+        found[names[key]] = ("," if key == "find-links" else " ").join(words)
 for name, value in found.items():
     print(f": ${{{name}:={shlex.quote(value)}}}; export {name}")')
     eval "$settings"

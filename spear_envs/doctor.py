@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from spear_envs.core.errors import suggest_name
+from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.core.machine import find_free_memory, make_command
 from spear_envs.data.files import data_folder, format_bytes, is_offline
 from spear_sandbox.console import echo
@@ -88,6 +88,8 @@ def examine(check: Check) -> list[Finding]:
     """Run a check; exceptions become findings."""
     try:
         return list(check())
+    except SpearError as error:
+        return [Finding(name_check(check).replace("_", " "), Verdict.PROBLEM, str(error))]
     except Exception as error:
         name = name_check(check).replace("_", " ")
         mend = "This is a bug of the check: please report this line."

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from spear_agents.models import (
     Place,
     check_folder,
     find_cache,
+    find_mark,
     find_snapshot,
+    is_begun,
     list_fetched,
     list_models,
     models_folder,
@@ -267,15 +269,23 @@ def _get_published(hub_id: str, console: Console) -> Path:
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
     from rich.progress import TextColumn
 
+    mark = find_mark(hub_id)
     (enable_progress_bars if console.is_interactive else disable_progress_bars)()
     # The hub's own bars on a terminal.
     lines = nullcontext() if console.is_interactive else Progress(TextColumn("{task.description}"), console=console)
     try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
         with lines as progress:
             if progress is not None:
                 progress.add_task(f"fetching {hub_id} from the hub", total=None)
             folder = Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
+        mark.unlink(missing_ok=True)
     except (HfHubHTTPError, OSError, ValueError) as error:
+        if not is_begun(hub_id):
+            with suppress(OSError):  # the folder is only removed where nothing else is in it
+                mark.unlink()
+                mark.parent.rmdir()
         raise SpearError(f"{hub_id} could not be fetched from the hub ({first_line(error)})") from error
     if find_snapshot(hub_id) is None:
         raise SpearError(f"{hub_id} has no weights in safetensors or no tokenizer on the hub: choose a model that has")

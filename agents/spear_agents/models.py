@@ -83,8 +83,18 @@ def _locate(hub_id: str) -> Path:
     return find_cache() / f"models--{hub_id.replace('/', '--')}"
 
 
+def find_mark(hub_id: str) -> Path:
+    """Return the file that lies beside the snapshots of a model while ``spear models get`` fetches it."""
+    return _locate(hub_id) / ".spear.part"
+
+
 def find_snapshot(hub_id: str) -> Path | None:
-    """Return the folder of a model of the hub in the cache of Hugging Face, if all of its weights are there."""
+    """Return the folder of a model of the hub in the cache of Hugging Face, if all of its weights are there.
+
+    One whose fetch was cut off may lack the file that says how to sample, or the chat template: it is not found.
+    """
+    if find_mark(hub_id).exists():
+        return None
     return next((snapshot for snapshot in _list_snapshots(_locate(hub_id)) if _is_whole(snapshot)), None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 SERVER = "spear-sandbox[server]"
+MCP = "spear-sandbox[mcp]"
 
 
 def main() -> None:
@@ -18,8 +19,10 @@ def main() -> None:
         sys.exit(f"Error: the command needs the package click: pip install '{SERVER}' brings it.")
 
     def explain(error: ModuleNotFoundError) -> str | None:
-        own = (error.name or "").partition(".")[0] == "spear_sandbox"
-        return None if own else explain_missing(error, SERVER)
+        package = (error.name or "").partition(".")[0]
+        if package == "spear_sandbox":
+            return None
+        return explain_missing(error, MCP if package == "mcp" else SERVER)
 
     run_command(sandbox, "spear-sandbox", explain=explain)
 

@@ -131,12 +131,21 @@ class UniqueKeys:
 
 
 def data_folder() -> Path:
-    """Return the folder of fetched and built data: ``$SPEAR_DATA``, else ``spear-envs`` in the user's cache."""
+    """Return the folder of fetched and built data: ``$SPEAR_DATA``, else ``spear-envs`` in the user's cache.
+
+    Raises:
+        SpearError: neither variable names a folder, and the user has no home.
+    """
     named = os.environ.get("SPEAR_DATA", "").strip()
     if named:
         return Path(os.path.expanduser(named)).absolute()
     cache = os.environ.get("XDG_CACHE_HOME", "").strip()  # the standard says to ignore relative ones
-    return (Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache") / "spear-envs"
+    if cache and Path(cache).is_absolute():
+        return Path(cache) / "spear-envs"
+    try:
+        return Path.home() / ".cache" / "spear-envs"
+    except RuntimeError as error:  # HOME is not set, and the user is in no list
+        raise SpearError(f"User {os.getuid()} has no home folder: set SPEAR_DATA to a folder for data.") from error
 
 
 def is_offline() -> bool:

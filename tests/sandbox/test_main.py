@@ -31,11 +31,19 @@ def test_it_is_the_same_command(tmp_path: Path) -> None:
     assert run("--version").stdout == f"spear-sandbox {version('spear-sandbox')}\n"
 
 
-@pytest.mark.parametrize("package", ["click", "uvicorn", "fastapi"])
-def test_what_is_missing_is_one_line(package: str) -> None:
-    done = run("serve", without=package)
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        ("serve", "click", "server"),
+        ("serve", "uvicorn", "server"),
+        ("serve", "fastapi", "server"),
+        ("mcp", "mcp", "mcp"),
+    ],
+)
+def test_what_is_missing_is_one_line(command: str, package: str, extra: str) -> None:
+    done = run(command, without=package)
     (line,) = done.stderr.splitlines()
-    assert done.returncode == 1 and package in line and line.endswith("'spear-sandbox[server]' brings it.")
+    assert done.returncode == 1 and package in line and line.endswith(f"'spear-sandbox[{extra}]' brings it.")
 
 
 def test_a_pool_needs_the_standard_library_alone_and_is_gone_with_its_process(tmp_path: Path) -> None:

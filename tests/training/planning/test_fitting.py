@@ -9,12 +9,15 @@ from omegaconf import DictConfig, OmegaConf
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
+from spear_training.planning import fitting
 from spear_training.planning.fitting import (
     BUCKET,
     ENOUGH,
+    GPU_SHARE,
     TRAINING_KEYS,
     Fit,
     Requirement,
+    find_room,
     fit_training,
     fit_tuning,
     fit_update,
@@ -156,6 +159,35 @@ def test_on_a_cpu_micro_batches_of_a_large_policy_have_few_shapes() -> None:
     assert (padded.pad_to_length, padded.pad_to_length_bucket) == (True, BUCKET)
     assert fit(half, 100 * GIB, TRAINING_KEYS.pad)[0].train.pad_tokens_to is None
     assert fit(half, earlier=half)[0].train.pad_tokens_to is None, "a run that began without goes on without"
+
+
+def test_ranks_of_a_cpu_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "find_free_memory", lambda: 10 * GIB)
+    assert find_room("cpu") == pytest.approx(8 * GIB)
+    assert find_room("cpu", 4) == pytest.approx(2 * GIB)
+
+
+def test_an_engine_that_stays_on_a_gpu_has_its_share_of_the_whole_card() -> None:
+    words = ("preset=alfworld_qwen2.5_1.5b", "cluster=1gpu", "rollout.gpu_memory=0.25")
+    stays = "verl.actor_rollout_ref.rollout.free_cache_engine=false"
+    needed = []
+    for each in (words, (*words, stays)):
+        _, found = fit(compose_words(each).config, GPU_SHARE * 80 * GIB)
+        assert found is not None and not found.chosen
+        needed.append(found.needed)
+    assert needed[1] - needed[0] == pytest.approx(0.25 * 80 * GIB)
+
+
+def test_ranks_that_share_a_sample_hold_a_part_of_it() -> None:
+    settings = {
+        "model": {"path": "smollm2-135m", "enable_gradient_checkpointing": False},
+        "data": {"max_token_len_per_gpu": 2048, "train_batch_size": 32},
+        "engine": {"fsdp_size": -1, "ulysses_sequence_parallel_size": 4},
+        "trainer": {"nnodes": 1, "n_gpus_per_node": 4, "device": "cuda"},
+    }
+    config = OmegaConf.create(settings)
+    found = fit_tuning(config, (), 100 * GIB, 9000, None)
+    assert found is not None and config.data.max_token_len_per_gpu == found.tokens == 2250
 
 
 def test_a_fine_tuning_is_fitted() -> None:

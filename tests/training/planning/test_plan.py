@@ -65,6 +65,34 @@ def test_the_cache_of_a_cpu_is_of_the_episodes_that_run_at_a_time() -> None:
     assert ask(*words, "rollout.max_requests=16")["rollout"]["key-value cache"] == 16 * 2048 * key_and_value
 
 
+def test_ranks_of_a_cpu_share_its_memory() -> None:
+    words = ("preset=alfworld_smollm2", "model.path=smollm2-135m", "rollout.dtype=float32", "--device-memory", "16")
+    one, two = (ask(*words, f"cluster.gpus_per_node={ranks}") for ranks in (1, 2))
+    assert one["device_bytes"] == 16 * GIB == 2 * two["device_bytes"]
+    assert one["update"]["weights"] == 2 * two["update"]["weights"]
+    assert one["rollout"]["engine's weights"] == two["rollout"]["engine's weights"], "each rank has an engine"
+    for name in ("processes", "key-value cache"):
+        assert one["rollout"][name] == 2 * two["rollout"][name]
+
+
+def test_a_reference_policy_stays_on_a_cpu_while_it_generates() -> None:
+    words = ("preset=alfworld_smollm2", "model.path=smollm2-135m", "rollout.dtype=float32", "--device-memory", "24")
+    without, with_one = (ask(*words, f"kl.coefficient={beta}")["rollout"]["trainer's share"] for beta in (0.0, 0.1))
+    assert with_one - without == 4 * 134_515_008
+
+
+def test_a_cache_has_no_fewer_heads_than_gpus() -> None:
+    made = ask("preset=alfworld_qwen2.5_1.5b", "cluster=8gpu", "rollout.tensor_parallel=4")
+    token = 28 * 2 * 128 * 2  # layers, a key and a value, size of a head, bfloat16: one of the two heads on each GPU
+    assert made["cache_tokens"] == pytest.approx(made["rollout"]["key-value cache"] / token)
+
+
+def test_optimiser_steps_are_of_all_passes_over_the_groups_that_are_kept() -> None:
+    words = ("preset=demo", "--turns", "1", "train.batch_size=100", "train.mini_batch_size=1", "filter.groups=0.29")
+    assert ask(*words)["step"]["optimiser_steps"] == 29
+    assert ask(*words, "train.epochs=2")["step"]["optimiser_steps"] == 58
+
+
 DTYPE = "verl.actor_rollout_ref.actor.fsdp_config.model_dtype"
 
 
@@ -82,6 +110,8 @@ def test_what_does_not_fit_is_said() -> None:
     ("model", "gib", "settings", "fits"),
     [
         ("1.5b", "24", (), False),
+        ("1.5b", "27", (), False),
+        ("1.5b", "30", (), True),
         ("1.5b", "24", (f"{LORA}=32",), True),
         ("1.5b", "24", ("cluster.memory_saving=true",), True),
         ("1.5b", "24", ("cluster.memory_saving=true", "cluster.strategy=fsdp"), False),

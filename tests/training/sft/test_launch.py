@@ -56,6 +56,8 @@ def test_the_configuration_is_verls_with_our_numbers(settings: SftSettings, tmp_
     assert config.trainer.device == "cpu" and config.engine.strategy == "fsdp2"
     assert config.data.max_token_len_per_gpu == 20_000, "a micro-batch holds the longest sample"
     assert config.spear.samples_digest == "a"
+    shared = replace(plain, overrides=("engine.ulysses_sequence_parallel_size=2",))
+    assert compose_sft(shared, tmp_path, {}, 40_001).data.max_token_len_per_gpu == 20_001, "of each of two ranks"
     gpu = compose_sft(replace(plain, device="cuda", overrides=("optim.lr=3e-6",)), tmp_path, {}, 5)
     assert gpu.trainer.device == "cuda" and gpu.model.use_remove_padding and gpu.optim.lr == 3e-6
 
@@ -119,6 +121,10 @@ def test_steps_are_whole_batches(settings: SftSettings, tmp_path: Path) -> None:
     assert count(4) == (1, 3) and count(11) == (2, 6)
     assert count(11, "trainer.n_gpus_per_node=2") == (2, 6)
     assert count(9, "trainer.n_gpus_per_node=4") == (2, 6)
+    shared = ("trainer.n_gpus_per_node=4", "engine.ulysses_sequence_parallel_size=2", "data.train_batch_size=2")
+    assert count(9, *shared) == (4, 12), "two pairs of ranks with a sample each"
+    with pytest.raises(SpearError, match="sequence_parallel_size=2 does not divide"):
+        count(9, "trainer.n_gpus_per_node=3", shared[1])
     with pytest.raises(SpearError, match=r"3 samples are less than one batch of 4: .* lower --batch"):
         count(3)
     with pytest.raises(SpearError, match="a batch of 4 does not divide over 3 ranks"):

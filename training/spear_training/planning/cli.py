@@ -27,7 +27,7 @@ GPU_GIB = 80.0
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a training: of a step, and in bytes of each device (None without a model)."""
+    """Sizes of a training: of a step, and in bytes of each device, or rank of a CPU (None without a model)."""
 
     step: dict[str, float]
     """Its episodes, its rows (turns, in the layout ``per_turn``) and their tokens, and optimiser steps before replay.
@@ -48,8 +48,9 @@ def make_plan(request: Request, given: dict[str, float], device_bytes: float) ->
     """Plan the training ``request``, whose data and model may be missing.
 
     ``given`` may have ``turns`` of an episode, and tokens of a row: ``prompt``, ``response``, and ``written`` of these.
+    ``device_bytes`` are those of a GPU, or of the CPU that its ranks share.
     """
-    from spear_training.planning.fitting import fit_training
+    from spear_training.planning.fitting import GPU_SHARE, fit_training
     from spear_training.planning.memory import find_architecture, size_memory, sum_bytes
     from spear_training.run.computing import measure_weights
     from spear_training.run.environments import count_turns
@@ -67,7 +68,7 @@ def make_plan(request: Request, given: dict[str, float], device_bytes: float) ->
     )
     episodes = train.batch_size * rollout.group_size
     rows = episodes * min(given.get("turns", turns), turns)
-    kept = max(1, int(config.filter.groups * train.batch_size)) / train.batch_size
+    kept = max(1, math.floor(config.filter.groups * train.batch_size + 1e-9)) / train.batch_size  # as the filter
     mini_batch = train.mini_batch_size * rollout.group_size
     row_tokens = prompt + response
     step = {
@@ -76,15 +77,17 @@ def make_plan(request: Request, given: dict[str, float], device_bytes: float) ->
         "row_tokens": row_tokens,
         "tokens": rows * row_tokens,
         "written": rows * min(given.get("written", response), response),
-        "optimiser_steps": count_minibatches(rows * kept, mini_batch),
+        "optimiser_steps": count_minibatches(rows * kept, mini_batch) * train.epochs,
     }
     if config.model.path is None:
         note = "memory is unknown without a model: add model.path=FOLDER"
         return Plan(step, None, None, None, None, device_bytes, note, True)
     model = find_architecture(config.model.path)
     config = resolve_machine(config, weights=measure_weights(Path(config.model.path)) or 2 * model.parameters)
+    device_bytes = device_bytes / (config.cluster.gpus_per_node or 1) if config.on_cpu else device_bytes
+    room = device_bytes if config.on_cpu else GPU_SHARE * device_bytes  # what `spear train` takes
     try:
-        config, fit = fit_training(config, to_verl(config, Path("plan")), request.given, device_bytes)
+        config, fit = fit_training(config, to_verl(config, Path("plan")), request.given, room)
         note, refused = fit.describe() if fit else "", False
     except SpearError as error:
         note, refused = str(error), True

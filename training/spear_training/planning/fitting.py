@@ -213,8 +213,8 @@ def fit_training(
     """Choose for a training; return its configuration with what was chosen.
 
     ``verl`` is the configuration made of it so far. Settings in ``given`` stay, and so do those of ``earlier``, the
-    configuration of a resumed run. Nothing is chosen where the ``room`` (bytes of a device) or the shape of the model
-    is not known. Raises SpearError if not even one row fits.
+    configuration of a resumed run. Nothing is chosen where the ``room`` (see :func:`find_room`) or the shape of the
+    model is not known. Raises SpearError if not even one row fits.
     """
     keys = TRAINING_KEYS
     if earlier is not None:  # what was chosen when the run began
@@ -231,7 +231,7 @@ def fit_training(
     if config.on_cpu:
         others = size_rollout_on_cpu(verl, model)
     elif not verl.actor_rollout_ref.rollout.free_cache_engine:  # the engine stays on the GPU
-        others = [Item("engine", config.rollout.gpu_memory * room)]
+        others = [Item("engine", config.rollout.gpu_memory * room / GPU_SHARE)]  # a share of the whole card
     fit = _fit(
         Trainer.of_config(verl, model),
         Requirement(
@@ -268,10 +268,11 @@ def fit_tuning(
             return None
         model, ranks = find_architecture(str(config.model.path)), config.trainer.nnodes * config.trainer.n_gpus_per_node
         strategy = str(config.engine.get("strategy"))
+        parts = int(config.engine.get("ulysses_sequence_parallel_size") or 1)
         requirement = Requirement(
             tokens=int(OmegaConf.select(config, keys.tokens)),
             checkpointing=bool(OmegaConf.select(config, keys.checkpointing)),
-            longest=longest,
+            longest=-(-longest // parts),
             share=config.data.train_batch_size * longest // ranks,
         )
         trainer = Trainer.of_engine(model, config.trainer, config.engine, config.model, strategy)
@@ -323,10 +324,13 @@ def _fit(
     return replace(fit, chosen=fit.chosen or requirement != asked, pad=pad)
 
 
-def find_room(device: str) -> float | None:
-    """Return bytes that a training may take: a share of what is free here, or of the smallest GPU; None if unknown."""
+def find_room(device: str, ranks: int = 1) -> float | None:
+    """Return bytes that each of the ``ranks`` of this machine may take; None if unknown.
+
+    On a CPU they share a part of what is free here; each has a GPU of its own, and the smallest counts.
+    """
     if device == "cpu":
-        return CPU_SHARE * find_free_memory()
+        return CPU_SHARE * find_free_memory() / ranks
     if shutil.which(CARDS[0]) is None:
         return None
     done = subprocess.run(CARDS, capture_output=True, text=True, timeout=60, check=False)

@@ -32,7 +32,7 @@ UPDATE_LOGIT_BYTES = 8
 VLLM_PROCESSES = 2.25 * GIB
 """Memory of vLLM's processes on a CPU without weights and cache, measured with a model of 135 M parameters."""
 PROCESSES = 3 * GIB
-"""Memory of all other processes of a training on a CPU without the policy, measured in the same way."""
+"""Memory of all other processes of a training on a CPU without the policy, measured in the same way with one rank."""
 
 
 HALF = ("bf16", "bfloat16", "fp16", "float16")
@@ -52,6 +52,7 @@ class Architecture:
         layers: of the decoder.
         cache_values: numbers that a token adds to the key-value cache: a key and a value in each layer.
         edges: inputs and outputs of all linear layers but the head, where an adapter of rank 1 has a parameter each.
+        kv_heads: heads with keys and values of their own; 0: unknown.
     """
 
     parameters: int
@@ -62,6 +63,7 @@ class Architecture:
     layers: int
     cache_values: int
     edges: int = field(default=0, compare=False)
+    kv_heads: int = field(default=0, compare=False)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
@@ -99,6 +101,7 @@ class Architecture:
                 layers=text.num_hidden_layers,
                 cache_values=2 * text.num_hidden_layers * kv_heads * head_size,
                 edges=sum(part.in_features + part.out_features for part in linear),
+                kv_heads=kv_heads,
             )
         except Exception as error:  # a third-party configuration may raise anything
             raise SpearError(f"the sizes of a {kind} model cannot be computed ({first_line(error)})") from error
@@ -148,7 +151,7 @@ def sum_bytes(items: Iterable[Item]) -> float:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Memory of one device while the policy is updated and while it generates.
+    """Memory of one device while the policy is updated and while it generates; on a CPU, that of one rank.
 
     A GPU alternates; a CPU keeps the engine's weights and its cache all the time. ``cache_tokens`` are those that the
     cache of one replica holds; None if the engine takes what it needs.
@@ -288,7 +291,8 @@ def size_memory(
     )
     if config.trainer.device == "cpu":
         others = size_rollout_on_cpu(config, model)
-        waiting = sum(item.bytes for item in update if item.name in ("weights", "adapter", "Adam"))
+        kept = ("reference policy", "weights", "adapter", "Adam")
+        waiting = sum(item.bytes for item in update if item.name in kept)
         cache = Item("key-value cache", _size_live_cache(config, model, longest, episodes, device_bytes))
         return DeviceMemory((*update, *others), (*others, cache, Item("trainer's share", waiting)), None)
     rollout, parameters = config.actor_rollout_ref.rollout, model.parameters
@@ -300,28 +304,34 @@ def size_memory(
     held = sum(item.bytes for item in update if not offloaded.get(item.name, True))
     budget = rollout.gpu_memory_utilization * device_bytes - weights.bytes
     cache = Item("key-value cache", max(0.0, budget))
+    spread = min(parallel, model.kv_heads or parallel)  # vLLM copies heads that are fewer than its GPUs
     return DeviceMemory(
-        update, (weights, cache, Item("trainer's share", held)), budget / (width * model.cache_values / parallel)
+        update, (weights, cache, Item("trainer's share", held)), budget / (width * model.cache_values / spread)
     )
 
 
 def size_rollout_on_cpu(config: DictConfig, model: Architecture) -> tuple[Item, ...]:
-    """Compute the memory that the engine and all processes hold throughout on a machine without a GPU."""
+    """Compute what a rank's engine and its part of all processes hold throughout on a machine without a GPU."""
     rollout = config.actor_rollout_ref.rollout
-    held = [Item("engine's weights", _read_rollout_width(config) * model.parameters)]
+    weights = _read_rollout_width(config) * model.parameters / rollout.tensor_model_parallel_size
+    held = [Item("engine's weights", weights)]
     if rollout.name == "vllm_cpu":
         held.append(Item("vLLM's processes", VLLM_PROCESSES, estimated=True))
-    return (*held, Item("processes", PROCESSES, estimated=True))
+    return (*held, Item("processes", PROCESSES / config.trainer.n_gpus_per_node, estimated=True))
 
 
 def _size_live_cache(config: DictConfig, model: Architecture, longest: float, episodes: float, room: float) -> float:
-    """Return the most bytes that an engine's cache takes on a CPU while it generates; ``room`` is free before that."""
-    rollout = config.actor_rollout_ref.rollout
-    size = min(rollout.max_num_seqs, episodes) * longest * _read_rollout_width(config) * model.cache_values
+    """Return the most bytes of a rank's cache on a CPU while its engine generates; ``room`` is a rank's before that."""
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    parallel = rollout.tensor_model_parallel_size
+    engines = trainer.nnodes * trainer.n_gpus_per_node / parallel
+    running = min(rollout.max_num_seqs, episodes / engines)
+    size = running * longest * _read_rollout_width(config) * model.cache_values / parallel
     if rollout.name != "vllm_cpu":
         return float(size)
     gib = rollout.engine_kwargs.vllm_cpu.kv_cache_gib
-    return float(gib * GIB if gib is not None else max(GIB, min(room / 4, size)))
+    free = room * trainer.n_gpus_per_node  # each engine looks at the whole machine
+    return float(gib * GIB if gib is not None else max(GIB, min(free / 4 / parallel, size)))
 
 
 def _read_rollout_width(config: DictConfig) -> int:

@@ -123,7 +123,8 @@ def prepare_training(request: Request, out: Path, console: Console | None = None
     config = resolve_machine(config, earlier)
     environment = check_training(config)
     draft = to_verl(config, out)  # also checks the keys that it passes on
-    config, fit = fit_training(config, draft, given, find_room(config.cluster.device.value), earlier)
+    room = find_room(config.cluster.device.value, config.cluster.gpus_per_node or 1)
+    config, fit = fit_training(config, draft, given, room, earlier)
     return Training(config, environment, fit)
 
 

@@ -163,7 +163,8 @@ def complete_keys(
             if chosen == AUTO and (out / CONFIG_FILE).is_file():
                 chosen = str(read_tuning(out).engine.mixed_precision.param_dtype)
             precision.param_dtype = choose_dtype(chosen, measure_weights(settings.model))
-        config.data.max_token_len_per_gpu = max(int(config.data.max_token_len_per_gpu), longest)
+        part = -(-longest // int(config.engine.ulysses_sequence_parallel_size))  # of a sample, on each of its ranks
+        config.data.max_token_len_per_gpu = max(int(config.data.max_token_len_per_gpu), part)
         config.spear = facts
     if config.engine.strategy not in STRATEGIES:
         raise SpearError(f"engine.strategy can only be {' or '.join(STRATEGIES)} here, not {config.engine.strategy!r}")
@@ -233,12 +234,17 @@ def find_files(data: Sequence[Path]) -> list[Path]:
 def count_steps(config: DictConfig, samples: int) -> tuple[int, int]:
     """Return the number of optimiser steps of an epoch and of the run.
 
-    Raises SpearError if a batch does not divide over the ranks, or is larger than the data.
+    Raises SpearError if a batch does not divide over the ranks, or over the groups of ranks that share a sample, or is
+    larger than the data.
     """
     batch, ranks = int(config.data.train_batch_size), int(config.trainer.n_gpus_per_node)
-    if batch % ranks:
-        raise SpearError(f"a batch of {batch} does not divide over {ranks} ranks: change --batch")
-    steps = (samples // ranks) // (batch // ranks)
+    size = int(config.engine.ulysses_sequence_parallel_size)
+    if ranks % size:
+        raise SpearError(f"engine.ulysses_sequence_parallel_size={size} does not divide {ranks} ranks")
+    shares, each = ranks // size, "ranks" if size == 1 else f"groups of {size} ranks"
+    if batch % shares:
+        raise SpearError(f"a batch of {batch} does not divide over {shares} {each}: change --batch")
+    steps = (samples // shares) // (batch // shares)
     if not steps:
         raise SpearError(f"{samples:,} samples are less than one batch of {batch}: collect more, or lower --batch")
     return steps, steps * int(config.trainer.total_epochs)
@@ -298,7 +304,9 @@ def _run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
             path = out / CONFIG_FILE
             earlier = read_tuning(out) if path.is_file() else None
             given = {word.partition("=")[0] for word in settings.overrides}
-            fit = fit_tuning(config, given, find_room(config.trainer.device), found.longest, earlier)
+            fit = fit_tuning(
+                config, given, find_room(config.trainer.device, config.trainer.n_gpus_per_node), found.longest, earlier
+            )
             if fit is not None and fit.describe():
                 console.print(fit.describe(), soft_wrap=True, highlight=False)
             if earlier is not None:

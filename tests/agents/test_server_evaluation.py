@@ -158,7 +158,8 @@ def test_two_folders_are_compared_in_words_and_figures(script: Script, tmp_path:
     assert found["settings"]["engine"] == ["openai", "expert"]
     wrong = CliRunner().invoke(compare, [str(tmp_path / "a"), str(tmp_path / "absent")])
     assert isinstance(wrong.exception, SpearError)
-    pairs = [str(tmp_path / name) for name in ("a", "b", "a", "a")]
+    shutil.copytree(tmp_path / "a", tmp_path / "c")
+    pairs = [str(tmp_path / name) for name in ("a", "b", "a", "c")]
     pairs = [*pairs[:2], "--pair", *pairs[2:]]
     shown = CliRunner().invoke(compare, pairs)
     assert shown.exit_code == 0, shown.exception

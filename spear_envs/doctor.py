@@ -86,12 +86,12 @@ def name_check(check: Check) -> str:
 
 def examine(check: Check) -> list[Finding]:
     """Run a check; exceptions become findings."""
+    name = name_check(check).replace("_", " ")
     try:
         return list(check())
     except SpearError as error:
-        return [Finding(name_check(check).replace("_", " "), Verdict.PROBLEM, str(error))]
+        return [Finding(name, Verdict.PROBLEM, str(error))]
     except Exception as error:
-        name = name_check(check).replace("_", " ")
         mend = "This is a bug of the check: please report this line."
         return [Finding(name, Verdict.PROBLEM, f"the check failed: {type(error).__name__}: {error}", mend)]
 

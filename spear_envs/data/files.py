@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from spear_envs.core.errors import SpearError, name_error
 from spear_envs.core.tasks import canonical_json
@@ -371,6 +371,19 @@ def hold_lock(path: Path, on_wait: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def find_last_line(file: IO[bytes]) -> int:
+    """Return where the last line of a file begins: at its end if that is a newline."""
+    end = file.seek(0, os.SEEK_END)
+    while end:  # from the back, since files grow to gigabytes
+        start = max(0, end - 65536)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
 
 
 def find_fault(file: RemoteFile, path: Path, on_bytes: Meter | None = None) -> tuple[str, str]:

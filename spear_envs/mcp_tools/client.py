@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -30,6 +29,7 @@ from mcp.types import (
 
 from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.core.tasks import canonical_json
+from spear_envs.data.files import find_last_line, hold_lock
 from spear_sandbox.web.endpoints import bound_answers
 
 TOKEN_VARIABLE = "SPEAR_MCP_TOKEN"
@@ -279,8 +279,7 @@ class Recording:
     @contextmanager
     def _open(self) -> Iterator[IO[bytes]]:
         """Open the file to append lines, for no other process at the same time."""
-        with self._lock, self.path.open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with self._lock, hold_lock(self.path, on_wait=lambda: None), self.path.open("a+b") as file:
             _end_line(file)
             yield file
 
@@ -299,16 +298,12 @@ def _is_json(text: bytes) -> bool:
 
 def _end_line(file: IO[bytes]) -> None:
     """Complete the last line, or cut off a torn one."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - 1))
-    if file.read(1) in (b"", b"\n"):
-        return
-    file.seek(0)
-    text = file.read()
-    start = text.rfind(b"\n") + 1
-    if _is_json(text[start:]):
+    start = find_last_line(file)
+    file.seek(start)
+    line = file.read()
+    if _is_json(line):
         file.write(b"\n")
-    else:
+    elif line:
         file.truncate(start)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from spear_agents.engines.base import BYTES_END, Ending, Finish, Served
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import Criterion
-from spear_envs.data.files import explain_unwritable, open_regular, sync
+from spear_envs.data.files import explain_unwritable, find_last_line, open_regular, sync
 
 if TYPE_CHECKING:
     from spear_agents.play.snapshots import Snapshot
@@ -512,16 +512,8 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
 
 
 def _cut_torn_line(file: IO[bytes], path: Path) -> None:
-    size = end = file.seek(0, 2)
-    while end:  # from the back, since records grow to gigabytes
-        start = max(0, end - 65536)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
+    end, size = find_last_line(file), file.seek(0, os.SEEK_END)
     if end < size:
         _log.warning("%s: the last line is torn (the writer was killed): cut off %d bytes", path, size - end)
         file.truncate(end)
-    file.seek(0, 2)
+    file.seek(0, os.SEEK_END)

@@ -91,8 +91,7 @@ def keep_high_variance_groups(
         raise ValueError(f"ratio must be in (0, 1], not {ratio}")
     grouping, valid = gather_groups(rewards, group_ids, trajectory_ids, valid)
     present = grouping.count > 0
-    # The small term rounds products such as 0.29 * 100 = 28.999999999999996 to the integer that is meant.
-    size = max(1, math.floor(ratio * int(present.sum()) + 1e-9))
+    size = count_kept(ratio, int(present.sum()))
     std = grouping.std(ddof)
     # Rounded, so that equal deviations stay equal for any order of the members.
     largest = float(std.max()) if std.numel() else 0.0
@@ -101,6 +100,12 @@ def keep_high_variance_groups(
     chosen = torch.zeros_like(present)
     chosen[order] = True
     return chosen[grouping.group_of_row] & valid
+
+
+def count_kept(ratio: float, groups: int) -> int:
+    """Return how many of ``groups`` a share of ``ratio`` keeps, at least one."""
+    # The small term rounds products such as 0.29 * 100 = 28.999999999999996 to the integer that is meant.
+    return max(1, math.floor(ratio * groups + 1e-9))
 
 
 def overlong_mask(lengths: Tensor, limit: int | Tensor, *, finished: Tensor | None = None) -> Tensor:

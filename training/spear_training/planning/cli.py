@@ -50,6 +50,7 @@ def make_plan(request: Request, given: dict[str, float], device_bytes: float) ->
     ``given`` may have ``turns`` of an episode, and tokens of a row: ``prompt``, ``response``, and ``written`` of these.
     ``device_bytes`` are those of a GPU, or of the CPU that its ranks share.
     """
+    from spear_training.algorithms.filters import count_kept
     from spear_training.planning.fitting import GPU_SHARE, fit_training
     from spear_training.planning.memory import find_architecture, size_memory, sum_bytes
     from spear_training.run.computing import measure_weights
@@ -68,7 +69,7 @@ def make_plan(request: Request, given: dict[str, float], device_bytes: float) ->
     )
     episodes = train.batch_size * rollout.group_size
     rows = episodes * min(given.get("turns", turns), turns)
-    kept = max(1, math.floor(config.filter.groups * train.batch_size + 1e-9)) / train.batch_size  # as the filter
+    kept = count_kept(config.filter.groups, train.batch_size) / train.batch_size
     mini_batch = train.mini_batch_size * rollout.group_size
     row_tokens = prompt + response
     step = {

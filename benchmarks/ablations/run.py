@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +57,6 @@ CURVES = {
 
 class OutOfTime(Exception):
     """The call's time is over; what was begun is resumed by the next."""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Which split is played, and with how many samples of a task."""
-
-    split: str
-    samples: int
 
 
 def read_result(results: Path, scenario: Scenario, name: str) -> dict[str, Any] | None:

@@ -49,6 +49,8 @@ class Findings:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             digests = {content["digest"], *(run["digest"] for run in content["runs"])}
+            settled = {(run["arm"], run["rate"], len(run["won"])) for run in content["runs"]}
+            wanted = {(arm, rate, len(content["tasks"])) for arm, rate, _ in settled}
         except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
             raise SpearError(f"{path} is not a result of spear lab run: {error}") from None
         if digests != {comparison.digest}:
@@ -56,6 +58,8 @@ class Findings:
                 f"{path} is not of this file: it is registered as {comparison.digest[:12]}, the results as "
                 f"{', '.join(sorted(one[:12] for one in digests))}; report them with their own file"
             )
+        if settled != wanted or sorted(arm for arm, *_ in settled) != sorted(comparison.arms):
+            raise SpearError(f"{path} has other arms, several rates of one, or runs on other tasks than it lists")
         self.comparison, self.content = comparison, content
         self.runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in comparison.arms}
         """Reported runs of each arm, by seed."""

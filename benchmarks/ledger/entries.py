@@ -233,7 +233,7 @@ def read_entries(folder: Path) -> Iterator[Entry]:
 
 
 def check_entry(entry: Entry) -> list[str]:
-    """List the mismatches of an entry: figures, digest, or the panel in the installed code."""
+    """List the mismatches of an entry: figures, digest, or the panel in the installed code, its tasks and samples."""
     lines = []
     if digest_outcomes(entry.outcomes, entry.scores) != entry.digest:
         lines.append("the digest does not match its outcomes")
@@ -247,6 +247,11 @@ def check_entry(entry: Entry) -> list[str]:
         lines.append(f"panel {entry.panel} has other tasks here (fingerprint {written['fingerprint'][:12]})")
     elif written["digest"] != entry.panel_digest:
         lines.append(f"panel {entry.panel} is played differently here (digest {written['digest'][:12]})")
+    tasks, samples = {task["id"] for task in written["tasks"]}, written["protocol"]["samples"]
+    if others := (tasks ^ entry.outcomes.keys()) | (tasks ^ entry.scores.keys()):
+        lines.append(f"{len(others)} of its tasks are not those of panel {entry.panel}, such as {min(others)}")
+    elif wrong := [task for task, wins in entry.outcomes.items() if len(wins) != samples or {*wins} - {0, 1}]:
+        lines.append(f"{wrong[0]} has the outcomes {entry.outcomes[wrong[0]]}, not {samples} of 0 or 1")
     return lines
 
 

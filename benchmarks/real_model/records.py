@@ -219,7 +219,7 @@ def read_records(plan: Plan, folder: Path = RECORDS) -> dict[str, Record]:
     """Read all records of a plan by run.
 
     Raises:
-        SpearError: one was edited, is of another plan or run, lacks a game of a panel, or two are of one model.
+        SpearError: one was edited, is of another plan, run or panel, lacks a game, or two are of one model.
     """
     records = {path.stem: read_record(path) for path in sorted(folder.glob("*.json"))}
     runs, manifests = plan.find_runs(), _read_manifests(plan)
@@ -235,6 +235,10 @@ def read_records(plan: Plan, folder: Path = RECORDS) -> dict[str, Record]:
     twice = [name for name, record in records.items() if models[record.model_digest] > 1]
     if twice:
         raise SpearError(f"the records {', '.join(twice)} are of one model: each training makes its own.")
+    for panel in plan.panels:
+        played = {(each.panel, each.panel_digest[:12]) for each in (one.evaluations[panel] for one in records.values())}
+        if len(played) > 1:
+            raise SpearError(f"the records in {folder} were played on several panels {panel}, {sorted(played)}.")
     if len({len(values) for record in records.values() for values in record.steps.values()}) > 1:
         raise SpearError(f"the trainings in {folder} have different numbers of steps: the plan has one.")
     return records
@@ -258,6 +262,8 @@ def _find_fault(manifests: Mapping[str, Mapping[str, Any]], record: Record) -> s
         written, panel = manifests[name], manifests[name]["name"]
         if found.panel.partition(" with ")[0] != panel or found.fingerprint != written["fingerprint"]:
             return f"was played on the panel {found.panel!r} where the plan has {panel}"
+        if found.panel == panel and found.panel_digest != written["digest"]:
+            return f"was played on another panel {panel} ({found.panel_digest[:12]}) than panels/{panel}.json"
         if list(found.games) != [task["id"] for task in written["tasks"]]:
             return f"has other games of the panel {name} than {panel}.json, or in another order"
         for task, (won, turns, valid, distinct) in found.games.items():

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runner.figures import TIMES, Figure, correct_time
+from benchmarks.runner.figures import RATES, TIMES, Figure, correct_time
 from benchmarks.runner.registry import Benchmark
 from benchmarks.runner.results import Result, write_summary
 
@@ -81,7 +81,7 @@ def compare_results(
 
 def _find_direction(unit: str) -> bool | None:
     """Whether more is better; None where the unit does not say."""
-    if unit.endswith("/s") or unit == "times":
+    if unit.endswith(RATES) or unit == "times":
         return True
     return False if unit in TIMES or unit in SIZES else None
 

@@ -26,11 +26,14 @@ import numpy as np
 
 from spear_envs.data.files import write_json
 
-TIMES = ("s", "ms", "us", "min", "s CPU", "ms CPU", "CPU s", "CPU ms", "CPU min", "s/step")
+TIMES = ("s", "ms", "us", "min", "s CPU", "ms CPU", "min CPU", "CPU s", "CPU ms", "CPU min", "CPU-min", "s/step")
+RATES = ("/s", "per CPU-second")
+"""Ends of the units of rates."""
 REFERENCE_S = 0.0256
 """CPU seconds of the fixed piece of work (:func:`time_calibration`) on the core for which bars of time are."""
 
 __all__ = [
+    "RATES",
     "REFERENCE_S",
     "TIMES",
     "Bar",
@@ -166,7 +169,7 @@ def correct_time(value: float, unit: str, pace: float) -> float:
     """A time or rate as the reference core would have it; values of other units stay as they are."""
     if unit in TIMES:
         return value / pace
-    return value * pace if unit.endswith("/s") else value
+    return value * pace if unit.endswith(RATES) else value
 
 
 def read_versions(packages: Iterable[str]) -> dict[str, str]:

@@ -56,7 +56,7 @@ def run_spear(words: Sequence[str], log: Path, wait: Callable[[], object] = lamb
 
 def is_done(result: Result | None, size: Size) -> bool:
     """Whether a benchmark needs not be run again for figures of this size."""
-    return result is not None and result.size is size and result.status is not Status.RUNNING
+    return result is not None and result.size is size and result.status is Status.FINISHED
 
 
 def run_one(
@@ -64,7 +64,8 @@ def run_one(
 ) -> Result | None:
     """Run one benchmark; its result, which says how it ended, or None if it ended before it had begun.
 
-    What it builds stays in a folder beside the result until it has finished, so that the next run continues there.
+    What it builds stays in a folder beside the result until it has finished, so that the next run of this size
+    continues there.
 
     Args:
         out: folder of the results; what it prints goes into ``NAME.log`` there.
@@ -74,8 +75,8 @@ def run_one(
     Raises:
         KeyboardInterrupt: Ctrl-C; the benchmark has ended then.
     """
-    path, work = out / f"{benchmark.name}.json", out / "work" / benchmark.name
-    fresh = work.with_suffix(".json")
+    path, work = out / f"{benchmark.name}.json", out / "work" / f"{benchmark.name}-{size.value}"
+    fresh = work.with_name(path.name)
     work.parent.mkdir(parents=True, exist_ok=True)
     fresh.unlink(missing_ok=True)
     command = [sys.executable, "-m", f"{FOLDER.name}.{benchmark.name}", "--json", str(fresh), "--work", str(work)]

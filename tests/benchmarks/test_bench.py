@@ -77,7 +77,7 @@ def test_a_run(run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
         assert (out / "bars.png").read_bytes()[:4] == (out / "peers.png").read_bytes()[:4] == b"\x89PNG"
     result = read_summary(out)["good"]
     assert result.versions["no-such-package"] == "not installed" and result.hardware["cores"] > 0
-    assert len(result.load) == len(result.calibration) == 2 and not (out / "work" / "good").exists()
+    assert len(result.load) == len(result.calibration) == 2 and not [*(out / "work").iterdir()]
     verdicts = json.loads((out / "bench.json").read_text("utf-8"))["bars"]
     assert [row["verdict"] for row in verdicts[:3]] == ["held", "held", "not measured"]
 
@@ -89,6 +89,9 @@ def test_what_has_finished_is_not_run_again_and_outlives_what_fails(run: Run, fo
         assert run(*words) == 0
         assert len(counter.read_text()) == count, words
     write_script(folder, "good", "yield Figure('step', 2.0, 'ms')\nraise OSError('the moon is full')")
+    assert run("good", "--quick", "--again") == 1 and [*(tmp_path / "out" / "work").iterdir()] == [
+        tmp_path / "out" / "work" / "good-quick"
+    ], "what was built for one size is not taken for another"
     assert run("--quick", "--again") == 1
     result = read_result(tmp_path / "out" / "good.json")
     assert result is not None and result.status is Status.FINISHED and result.figures[0].value == 1.0
@@ -116,6 +119,8 @@ def test_one_that_fails_stops_no_other(
     known = {one.name: one for one in runner.find_benchmarks()}
     assert next(judge(known["b_slow"], results["b_slow"])).verdict is Verdict.NOT_HELD
     assert next(judge(known["c_out"], results["c_out"])).reason == "it needs the moon"
+    write_script(folder, "c_out")
+    assert run("c_out") == 0, "it is run again once what it needs is there"
     bad = list(judge(known["a_bad"], results["a_bad"]))
     assert bad[0].verdict is Verdict.HELD and bad[1].verdict is Verdict.NOT_MEASURED, "what it had measured is kept"
 
@@ -166,6 +171,9 @@ def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:
         (Bar("a", "ms", at_most=2.0), 3.0, False, True),
         (Bar("a", "CPU s", at_most=2.0), 5.0, False, False),
         (Bar("a", "episodes/s", at_least=10.0), 6.0, False, True),
+        (Bar("a", "turns per CPU-second", at_least=10.0), 6.0, False, True),
+        (Bar("a", "min CPU", at_most=2.0), 3.0, False, True),
+        (Bar("a", "CPU-min", at_most=2.0), 3.0, False, True),
         (Bar("a", "MB", at_most=2.0), 3.0, False, False),
         (Bar("a", "times", at_least=10.0), 6.0, False, False),
     ],

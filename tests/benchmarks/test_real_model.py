@@ -147,12 +147,17 @@ def test_records_of_another_plan_or_other_games_are_refused(plan: Plan, folder: 
 def test_mixed_records_are_refused(plan: Plan, folder: Path) -> None:
     record = make_record(plan, "spear-1", [1, 1, 0, 0])
     steps = {name: [0.5] for name in METRICS}
+    small = record.evaluations["small"]
+    cooler = replace(small, panel=f"{PANELS['small']} with temperature=0.1", panel_digest="q")
+    older = replace(small, panel=PANELS["small"])
     for changed, word in (
         (replace(record, arm="grpo"), "no such run"),
         (replace(record, seed=0), "no such run"),
         (replace(record, model_digest="of spear-0"), "spear-0, spear-1 are of one model"),
         (replace(record, steps=steps), "different numbers of steps"),
         (replace(record, steps={}), "has the metrics of no step"),
+        (replace(record, evaluations={**record.evaluations, "small": cooler}), "several panels small"),
+        (replace(record, evaluations={**record.evaluations, "small": older}), "another panel alfworld-small"),
     ):
         write_record(changed, folder)
         with pytest.raises(SpearError, match=word):

@@ -201,7 +201,7 @@ def _collect_results(
 
 def _name(results: dict[str, Any]) -> str:
     if results["size"] == QUICK.name:
-        return f"short demo (--quick: {results['steps']} steps learn nothing)"
+        return f"short demo of {results['steps']} steps (--quick: it shows that everything runs, not that it learns)"
     return f"demo of {results['steps']} steps"
 
 

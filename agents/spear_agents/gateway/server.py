@@ -21,7 +21,7 @@ from spear_agents.evaluation.records import Key
 from spear_agents.evaluation.settings import OpenPolicy
 from spear_agents.gateway import anthropic_wire, openai_wire, responses_wire
 from spear_agents.gateway.openai_wire import write_error
-from spear_agents.gateway.session import MODEL_NAME, BusyError, EndedError, Limits, Session
+from spear_agents.gateway.session import MODEL_NAME, BusyError, EndedError, Limits, Session, pass_over_error
 from spear_agents.play.episode import World
 from spear_agents.play.trajectory import StopReason, Trajectory
 from spear_envs.core.errors import SpearError, explain_invalid
@@ -335,6 +335,7 @@ class Host:
         self._beginning: set[Key] = set()
         self._free: list[Env] = []
         self._open: dict[str, tuple[Session, Env]] = {}
+        self._ending: set[asyncio.Task[Trajectory]] = set()
         self.gateway.app.add_api_route("/episodes", self._begin, methods=["POST"])
         self.gateway.app.add_api_route("/episodes/{key}", self._end, methods=["DELETE"])
 
@@ -356,6 +357,7 @@ class Host:
             if session.key in self._open:
                 with contextlib.suppress(SpearError):  # a record that cannot be kept; the others may
                     await self._finish(session, AgentFaultKind.STOPPED)
+        await asyncio.gather(*self._ending, return_exceptions=True)
         while self._free:
             self._free.pop().close()
 
@@ -431,6 +433,14 @@ class Host:
 
     async def _finish(self, session: Session, fault: AgentFaultKind | None = None) -> Trajectory:
         _, env = self._open.pop(session.key)
+        ending = asyncio.create_task(self._keep(session, env, fault))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        ending.add_done_callback(pass_over_error)
+        # Who waits may be cancelled at the gateway's end; the record must still be kept.
+        return await asyncio.shield(ending)
+
+    async def _keep(self, session: Session, env: Env, fault: AgentFaultKind | None) -> Trajectory:
         self.played.add((session.world.task_id, session.world.seed))
         self.gateway.remove(session)
         await session.settle()

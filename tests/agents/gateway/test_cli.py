@@ -114,6 +114,17 @@ def test_a_record_that_cannot_be_kept_ends_the_gateway(script: Script, tmp_path:
         assert running.process.wait(20) == 1 and "--mixed-models" in ended.text
 
 
+def make_host(env: type[CorridorEnv], records: list[Trajectory]) -> tuple[Gateway, Host]:
+    prompts = PromptBuilder(ChatByteTokenizer(), CompactTemplate(), Layout.CONVERSATION)
+    policy: Any = SimpleNamespace(
+        prompts=prompts, settings=SimpleNamespace(sampling=Sampling), engine_for=lambda env: None
+    )
+    gateway = Gateway()
+    tasks = ["corridor/test/000"]
+    about: dict[str, Any] = {"token": None, "limits": Limits(), "most": 2, "on_end": records.append}
+    return gateway, Host(gateway, policy, env, tasks, "corridor", **about)
+
+
 def test_an_episode_that_begins_while_the_gateway_ends_leaves_nothing_open() -> None:
     class SlowCorridor(CorridorEnv):
         metadata: ClassVar[dict[str, Any]] = {**CorridorEnv.metadata, "blocking": True}
@@ -130,15 +141,7 @@ def test_an_episode_that_begins_while_the_gateway_ends_leaves_nothing_open() -> 
             self.closed.append(id(self))
 
     async def play() -> None:
-        prompts = PromptBuilder(ChatByteTokenizer(), CompactTemplate(), Layout.CONVERSATION)
-        policy: Any = SimpleNamespace(
-            prompts=prompts, settings=SimpleNamespace(sampling=Sampling), engine_for=lambda env: None
-        )
-        gateway = Gateway()
-        tasks, limits = ["corridor/test/000"], Limits()
-        host = Host(
-            gateway, policy, SlowCorridor, tasks, "corridor", token=None, limits=limits, most=2, on_end=records.append
-        )
+        gateway, host = make_host(SlowCorridor, records)
         await gateway.start()
         async with httpx.AsyncClient(timeout=20) as client:
             begun = asyncio.create_task(client.post(f"{gateway.url}/episodes", json={}))
@@ -154,6 +157,47 @@ def test_an_episode_that_begins_while_the_gateway_ends_leaves_nothing_open() -> 
     records: list[Trajectory] = []
     asyncio.run(play())
     assert len(SlowCorridor.closed) == 1 and not records
+
+
+def test_an_episode_whose_end_waits_for_a_step_is_recorded_when_the_gateway_ends() -> None:
+    class SlowCorridor(CorridorEnv):
+        metadata: ClassVar[dict[str, Any]] = {**CorridorEnv.metadata, "blocking": True}
+        closed: ClassVar[list[int]] = []
+        begun: ClassVar[threading.Event] = threading.Event()
+        go_on: ClassVar[threading.Event] = threading.Event()
+
+        def _act(self, action: str) -> Any:
+            self.begun.set()
+            assert self.go_on.wait(20)
+            return super()._act(action)
+
+        def close(self) -> None:
+            self.closed.append(id(self))
+
+    async def play() -> None:
+        gateway, host = make_host(SlowCorridor, records)
+        await gateway.start()
+        async with httpx.AsyncClient(timeout=20) as client:
+            opened = (await client.post(f"{gateway.url}/episodes", json={})).json()
+            address, key = f"{gateway.url}/episodes/{opened['id']}", {"Authorization": f"Bearer {opened['api_key']}"}
+            step = {"response": "<think>x</think><action>right</action>"}
+            stepping = asyncio.create_task(client.post(f"{address}/step", json=step, headers=key))
+            assert await asyncio.to_thread(SlowCorridor.begun.wait, 20)
+            deleting = asyncio.create_task(client.delete(address, headers=key))
+            while (await client.get(address, headers=key)).status_code == 200:
+                await asyncio.sleep(0.01)
+            ending = asyncio.create_task(host.aclose())
+            await asyncio.sleep(0.01)
+            SlowCorridor.go_on.set()
+            await ending
+            assert len(records) == 1
+            assert (await deleting).status_code == 200 and (await stepping).status_code == 200
+        await gateway.aclose()
+
+    records: list[Trajectory] = []
+    asyncio.run(play())
+    assert [(one.task_id, one.stop, len(one.steps)) for one in records] == [("corridor/test/000", StopReason.QUIT, 1)]
+    assert len(SlowCorridor.closed) == 1
 
 
 @pytest.mark.slow

@@ -430,6 +430,15 @@ def test_a_ledger_is_computed_anew(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(SpearError, match="another panel than sokoban"):
         call(ledger, "add", runs / "random", "--panel", "sokoban", "--name", "x", "--ledger", folder)
     entry = json.loads((folder / "expert.json").read_text())
+    task, wins = next(iter(entry["outcomes"].items()))
+    left = {name: {key: each for key, each in entry[name].items() if key != task} for name in ("outcomes", "scores")}
+    for edited, word in (
+        (left, f"1 of its tasks are not those of panel {file}, such as {task}"),
+        ({"outcomes": entry["outcomes"] | {task: wins[:1]}}, f"{task} has the outcomes [1.0]"),
+        ({"outcomes": entry["outcomes"] | {task: [0.5, 0.5]}}, f"{task} has the outcomes [0.5, 0.5]"),
+    ):
+        (folder / "expert.json").write_text(json.dumps(entry | edited))
+        assert word in call(ledger, "verify", "--ledger", folder, code=1)
     entry["success"]["mean"] = 0.99
     (folder / "expert.json").write_text(json.dumps(entry))
     assert "unlike its figures" in call(ledger, "verify", "--ledger", folder, code=1)

@@ -112,6 +112,12 @@ def test_results_of_another_file_are_refused(made: Path) -> None:
     assert "lacks some of 3 seeds of si" in str(
         invoke("report", str(made / "trial.yaml"), str(made / "short.json")).exception
     )
+    for key, value in (("won", [500] * 15), ("rate", 0.3), ("arm", "none")):
+        content = json.loads(result.read_text())
+        content["runs"][1][key] = value
+        (made / "mixed.json").write_text(json.dumps(content))
+        mixed = invoke("report", str(made / "trial.yaml"), str(made / "mixed.json"))
+        assert isinstance(mixed.exception, SpearError) and "other arms" in str(mixed.exception)
     (made / "broken.json").write_text("{}")
     assert "is not a result" in str(invoke("report", str(made / "trial.yaml"), str(made / "broken.json")).exception)
 

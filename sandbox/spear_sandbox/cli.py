@@ -393,8 +393,10 @@ def serve_mcp(
 
 
 def _read_text(file: BinaryIO) -> str:
-    # Bytes that are not UTF-8 are the program's mistake, which Python will report.
-    return file.read().decode("utf-8", "replace")
+    try:
+        return file.read().decode()
+    except UnicodeDecodeError as error:  # neither a request nor an executor can carry them
+        raise click.UsageError(f"{file.name} is not UTF-8 ({error}).") from None
 
 
 def _print_outcome(outcome: Outcome, timeout: float) -> None:

@@ -220,7 +220,7 @@ async def run_language(
             _run_tool(language, "-std=c++17", source, "-o", _BINARY),
             files=files,
             fetch_files=(_BINARY,),
-            limits=replace(limits, wall_s=max(asked.compile_timeout, 0.1)),
+            limits=replace(limits, wall_s=min(max(asked.compile_timeout, 0.1), 86_400.0)),
         )
         if compiled.status is not RunStatus.FINISHED or compiled.return_code != 0:
             return compiled, None

@@ -48,6 +48,8 @@ _NAMES = click.argument("names", nargs=-1, type=click.Choice(list(PUBLICATIONS))
 def get(names: tuple[str, ...], source: Path | None) -> None:
     """Fetch WHAT, by default all of it, from Hugging Face (or $HF_ENDPOINT).
 
+    --from takes the files of one data set, or those of several from folders of their names.
+
     \b
     dapo-math-17k   about 17,400 problems with integer answers, to train on
     aime-2024       30 problems
@@ -56,20 +58,23 @@ def get(names: tuple[str, ...], source: Path | None) -> None:
 
     \b
       spear data get code
-      spear data get code --from downloads
+      spear data get code aime-2024 --from downloads
     """
     console = Console()
     for name in names or PUBLICATIONS:
         item = PUBLICATIONS[name]
-        if source is not None:
-            files = list_given(source, item.pattern)
+        given = source / name if source is not None and (source / name).is_dir() else source
+        if given is not None and given == source and len(set(names)) != 1:  # all would count for each of them
+            raise click.UsageError(f"{source} has no folder {name}: name one data set, or give a folder for each.")
+        if given is not None:
+            files = list_given(given, item.pattern)
         else:
             files = list_remote(item.repository, item.folder, item.pattern)
         # Only the parquet files, if a repository has its problems in several forms.
         tables = [(file, path) for file, path in files if path.endswith(".parquet")]
         for file, path in tables or files:
-            given = source / path if source is not None and source.is_dir() else source
-            fetch_locked(file, item.folder, source=given, console=console)
+            origin = given / path if given is not None and given.is_dir() else given
+            fetch_locked(file, item.folder, source=origin, console=console)
         say(console, str(item.folder))
 
 
@@ -110,6 +115,9 @@ def inspect_all(console: Console, names: tuple[str, ...] = ()) -> Iterator[Findi
     present = [PUBLICATIONS[name] for name in names or PUBLICATIONS if PUBLICATIONS[name].folder.is_dir()]
     if not present:
         raise AbsentDataError(f"{data_folder() / 'code'} has none of it: 'spear data get code' fetches it.")
+    for name in names:
+        if PUBLICATIONS[name] not in present:
+            yield Finding(name, f"{name} is missing: 'spear data get code {name}' fetches it")
     table = Table(title="problems, each counted once")
     for column in ("dataset", "split", "rows", "problems", "contradicted", "fingerprint"):
         table.add_column(column, no_wrap=True)

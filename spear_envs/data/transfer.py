@@ -134,6 +134,7 @@ class Transfer:
             raise _BrokenOffError(name, float(wait) if wait.isdecimal() else None)
         if status == 416 and start:
             if response.headers.get("Content-Range") == f"bytes */{start}":
+                self.resumed = True
                 return  # the part is complete
             self.drop()
             raise _BrokenOffError("the part that is here does not fit the server's file", 0)

@@ -246,6 +246,9 @@ def inspect_all(console: Console, names: tuple[str, ...] = ()) -> Iterator[Findi
         raise AbsentDataError(
             f"{data_folder() / 'search'} has no such files: 'spear data get search' fetches the questions."
         )
+    for name in names:
+        if name not in present:
+            yield Finding(name, f"{name} is missing: 'spear data get search {name}' fetches it")
     damaged = False
     for name, files in present.items():
         for path in files:

@@ -8,7 +8,13 @@ pytest.importorskip("scipy", reason="needs the extra 'stats'")
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
-from spear_agents.comparison.significance import compare_pairs, count_pairs, estimate_crossed, estimate_over_seeds
+from spear_agents.comparison.significance import (
+    compare_pairs,
+    count_pairs,
+    estimate_crossed,
+    estimate_over_seeds,
+    explain_pairs,
+)
 from spear_agents.comparison.statistics import estimate_difference
 from spear_envs.core.errors import SpearError
 from tests.agents.test_statistics import episode
@@ -88,3 +94,10 @@ def test_single_rates_stay_between_0_and_1() -> None:
     found = compare_pairs([(low, high), (few, most), (low, most)])
     assert found.before.low == 0.0 < found.before.high < 1 and 0 < found.after.low < found.after.high == 1.0
     assert found.difference.mean == pytest.approx(found.after.mean - found.before.mean)
+    assert "left out" not in " ".join(explain_pairs(found))
+
+
+def test_tasks_that_one_pair_lacks_are_told() -> None:
+    low, high = ([episode(str(task), won) for task in range(8)] for won in (False, True))
+    found = compare_pairs([(low, high), (low[:6], high[:6])])
+    assert found.difference.tasks == 6 and "left out" in " ".join(explain_pairs(found))

@@ -223,6 +223,14 @@ class TestRun:
         given.write_text("ab\n")
         assert call(capsys, "run", str(program), "--stdin", str(given)) == (5, "abab\n", "ü\n")
 
+    def test_input_that_would_be_changed_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        program, given = tmp_path / "program.py", tmp_path / "given"
+        program.write_text("print(input())")
+        given.write_bytes(b"\xe9\n")
+        for arguments in ((str(program), "--stdin", str(given)), (str(given),)):
+            code, out, err = call(capsys, "run", *arguments)
+            assert (code, out) == (2, "") and "UTF-8" in err
+
     @pytest.mark.parametrize(
         ("outcome", "code", "sentence"),
         [

@@ -9,10 +9,11 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
-from spear_sandbox.installation import PACKAGES, find_installation, find_languages
+from spear_sandbox.installation import LANGUAGES, PACKAGES, find_installation, find_languages, run_language
 from spear_sandbox.pool.local import IsolationRefusedError, LocalExecutor
 from spear_sandbox.protocol import Limits
-from tests.sandbox.service import RunningService, ask, run_local
+from spear_sandbox.service.wire import RunRequest
+from tests.sandbox.service import RunningService, ScriptedExecutor, ask, run_local
 
 TESTS = (
     "def test_one(): assert 1\n\ndef test_two(tmp_path): (tmp_path / 'a').write_text('b')\n\ndef test_no(): assert 0\n"
@@ -81,6 +82,14 @@ def test_cpp(service: RunningService) -> None:
     assert "error" in str(content["compile_result"]["stderr"])
     content = run(service, code="int main() { for (;;); }", language="cpp", compile_timeout=30, run_timeout=0.3)
     assert content["run_result"]["status"] == "TimeLimitExceeded"
+
+
+def test_any_time_may_be_given_to_the_compiler() -> None:
+    compiler = ScriptedExecutor()
+    asked = RunRequest("int", language="cpp", compile_timeout=1e6)
+    language = next(one for one in LANGUAGES if one.compiled)
+    asyncio.run(run_language(compiler, language, asked, Limits()))
+    assert [limits and limits.wall_s for limits in compiler.limits] == [86_400]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from rich.console import Console
 from spear_envs.core.errors import SpearError
 from spear_training.run import store as store_module
 from spear_training.run.checkpoints import (
+    BEST,
     MANIFEST,
     check_files,
     finish_checkpoint,
@@ -356,6 +358,53 @@ def test_a_launch_that_stops_before_the_metrics_fetches_the_checkpoint_again(
         fetch_newer(store, second, trust)
     assert fetch_newer(store, second, trust) == 20
     assert read_files(second / "metrics") == read_files(first / "metrics")
+
+
+def test_a_launch_that_is_killed_after_the_download_resumes_from_what_it_has(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    store = CheckpointStore(f"file://{tmp_path}/store")
+    go_on(first, "0000.jsonl", range(1, 11), 10, 0.4)
+    shutil.copytree(first, second)
+    go_on(first, "0000.jsonl", range(1, 21), 20, 0.5)
+    publish(store, first, 20, keep=2)
+    with mock.patch.object(store_module, "keep_best", side_effect=Killed), pytest.raises(Killed):
+        fetch_newer(store, second, trust)
+    assert fetch_newer(store, second, trust) is None and repair_tracker(second / "checkpoints") == 20
+
+
+def test_a_better_one_while_the_best_is_uploaded(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    store = CheckpointStore(f"file://{tmp_path}/store")
+    go_on(out, "0000.jsonl", range(1, 11), 10, 0.4)
+    start_run(out, 20, large=10)
+    put = store._fs.put_file
+    threads: list[threading.Thread] = []
+
+    def put_slowly(source: str, target: str) -> None:
+        if f"/{BEST}/" in source and not threads:
+            better = (out / "checkpoints" / "global_step_20", "success/all", 0.5)
+            threads.append(threading.Thread(target=keep_best, args=better))
+            threads[0].start()
+            threads[0].join(0.5)
+        put(source, target)
+
+    with mock.patch.object(store._fs, "put_file", put_slowly):
+        publish(store, out, 20, keep=2)
+    threads[0].join()
+    stored = tmp_path / "store" / "global_step_10" / "actor" / "large.bin"
+    assert stored.read_bytes() == bytes([10]) * 10
+    assert read_best(out / "checkpoints") == {"step": 20, "metric": "success/all", "value": 0.5}
+
+
+def test_a_run_that_lost_its_best_leaves_that_of_the_store(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    store = CheckpointStore(f"file://{tmp_path}/store")
+    go_on(out, "0000.jsonl", range(1, 11), 10, 0.4)
+    publish(store, out, 10, keep=1)
+    shutil.rmtree(out / "checkpoints" / BEST)
+    start_run(out, 20, large=10)
+    publish(store, out, 20, keep=1)
+    assert store.list_whole() == [10, 20]
 
 
 def store_one_of_two(out: Path, folder: Path) -> CheckpointStore:

@@ -497,6 +497,8 @@ def explain_pairs(found: CrossedComparison) -> list[str]:
         if found.tasks_alone.low > 0 or found.tasks_alone.high < 0:
             text += " The interval over tasks alone leaves 0 out, but it describes these runs only."
     sentences = [text]
+    if any(pair.unshared or len(pair.steps) > found.tasks_alone.tasks for pair in found.pairs):
+        sentences.append("Tasks that not every run played were left out.")
     deviation = measure_spread(found.by_seed)
     if deviation and abs(points) >= _SHOWN:
         pairs = count_pairs(deviation, difference.mean)

@@ -344,7 +344,7 @@ def read_settings(out: Path) -> dict[str, Any]:
         return found
     except (OSError, ValueError, RecursionError, TypeError) as error:
         if not path.exists():
-            fault = "does not exist" if not out.is_dir() else f"does not contain {SETTINGS}"
+            fault = f"does not contain {SETTINGS}" if out.exists() else "does not exist"
             raise SpearError(f"{out} {fault}: give a folder of `spear eval --out`") from error
         raise SpearError(f"{path} cannot be read: choose another folder or remove this one") from error
 

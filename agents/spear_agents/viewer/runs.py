@@ -208,30 +208,37 @@ class Run:
         return os.fsencode(self.path.resolve().name).decode("utf-8", "replace")
 
     def refresh(self) -> None:
-        """Read new lines; a torn last line is left for later."""
+        """Read new lines, and drop removed files; a torn last line is left for later."""
         with self._lock:
-            for path in self._find_files():
+            found = {path: path.stat() for path in self._find_files()}
+            # A replaced file is read anew, and so is an empty one: its settings may come later.
+            self._sources = {
+                path: source
+                for path, source in self._sources.items()
+                if path in found and found[path].st_ino == source.inode and 0 < source.size <= found[path].st_size
+            }
+            self._entries = [each for each in self._entries if self._sources.get(each.source.path) is each.source]
+            for path, state in found.items():
                 if path not in self._sources:
-                    self._sources[path] = Source(path, self._name(path), _read_settings(path))
+                    self._sources[path] = Source(path, self._name(path), _read_settings(path), inode=state.st_ino)
                 source = self._sources[path]
-                found = path.stat()
-                if source.written != found.st_mtime:
-                    source.written, source.noticed = found.st_mtime, time.monotonic()
-                if found.st_size < source.size or found.st_ino != source.inode:  # another file under the old name
-                    self._entries = [entry for entry in self._entries if entry.source is not source]
-                    source.size, source.inode, source.env_id = 0, found.st_ino, None
-                    source.settings, source.decoder = _read_settings(path), None
+                if source.written != state.st_mtime:
+                    source.written, source.noticed = state.st_mtime, time.monotonic()
                 self._entries += _scan(source)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one mapping for each episode, its number ``i`` among them.
 
         ``counts`` is False if the same sample of a task was played again later: after a fault, or as a further trial of
-        a policy that learns within a task.
+        a policy that learns within a task. As for ``spear compare``, a fault does not replace what had ended.
         """
         with self._lock:
             rows = [{"i": i, **entry.row} for i, entry in enumerate(self._entries)]
-        last = {_name_job(row): row["i"] for row in rows}
+        last: dict[tuple[Any, ...], int] = {}
+        for row in rows:
+            before = rows[last.get(_name_job(row), row["i"])]
+            if row["stop"] != "fault" or before["stop"] == "fault" or before["reflected"]:
+                last[_name_job(row)] = row["i"]
         # A person may play a task as often as they like.
         return [row | {"counts": row["person"] or last[_name_job(row)] == row["i"]} for row in rows]
 
@@ -408,6 +415,7 @@ def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
         "source": source.name if is_own else foreign,
         "env": str(trajectory.env_id),
         "task": str(trajectory.task_id),
+        "tasks": str(trajectory.fingerprint)[:12],
         "subtask": str(trajectory.subtask),
         "instruction": re.sub(r"\s+", " ", trajectory.instruction[: 2 * SHOWN]).strip()[:SHOWN],
         "won": bool(trajectory.won),
@@ -416,6 +424,7 @@ def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
         "stop": trajectory.stop.value,
         "turns": len(trajectory.turns),
         "trial": int(trajectory.trial),
+        "reflected": trajectory.reflection is not None,
         "step": None if trajectory.step is None else int(trajectory.step),
         "person": source.settings.get("engine") == "person",
         "seed": str(trajectory.seed),  # JavaScript would round a large one

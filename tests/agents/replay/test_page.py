@@ -314,6 +314,8 @@ def test_two_evaluations_lie_side_by_side(browser: Chromium, runs: Path, tmp_pat
     better, worse = "AB" if text_of(browser, "#pair .chip") == "Aexpert" else "BA"
     expected = {f"only {better}": 12 - won, "both": won, "neither": 0, f"only {worse}": 0}
     assert sorted(kinds) == sorted(f"Won by {kind}: {count}" for kind, count in expected.items())
+    browser.evaluate("state.rows.forEach((row) => { row.tasks = row.source; }); drawCompared()")
+    assert "0 episodes of the same task" in text_of(browser, "#pair"), "other tasks may have the same names"
 
 
 NAMES = "[...document.querySelectorAll('.runs tbody tr:not([hidden]) th')].map((one) => one.textContent)"
@@ -402,6 +404,21 @@ def test_a_table_of_a_run_that_goes_on_stays_as_it_was_left(browser: Chromium, t
         labels = browser.evaluate("[...document.querySelectorAll('.models .model span')].map((one) => one.textContent)")
         assert {"random · 0", "random · 1", "random · 2"} <= set(labels), "alike but for the run"
         assert browser.evaluate("document.querySelector('.runs input:checked').ariaLabel") == f"compare {left}"
+
+
+def test_an_open_episode_stays_when_a_run_before_it_is_removed(browser: Chromium, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        evaluate(SOKOBAN, engine="random", tasks=2, out=tmp_path / name, progress=False)
+    with serve(Run(tmp_path)) as server:
+        browser.open(f"{server.address}#episodes")
+        browser.wait("state.rows.length === 4")
+        browser.evaluate("openEpisode(3)")
+        browser.wait("state.body && location.hash.includes('source=b')")
+        shown = browser.evaluate("location.hash")
+        shutil.rmtree(tmp_path / "a")
+        browser.evaluate("watchRun()")
+        browser.wait("state.rows.length === 2")
+        assert browser.evaluate("[state.at, location.hash]") == [1, shown]
 
 
 def test_trainings_lie_over_one_another(browser: Chromium, tmp_path: Path) -> None:

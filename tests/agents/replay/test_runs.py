@@ -1,12 +1,14 @@
 import json
 import math
 import os
+import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from spear_agents.evaluation.records import PROGRESS
+from spear_agents.evaluation.records import PROGRESS, read_last, read_settings
 from spear_agents.evaluation.run import run_evaluation
 from spear_agents.evaluation.settings import EngineKind, EvalSettings
 from spear_agents.play.trajectory import StopReason, Trajectory, TrajectoryWriter
@@ -79,6 +81,20 @@ def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:
     assert [row["task"] for row in run.rows()] == ["three"]
 
 
+def test_a_run_that_was_removed_goes_and_settings_may_come_late(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / name / "episodes.jsonl", make_trajectory(task_id=name))
+    write(tmp_path / "c" / "episodes.jsonl")
+    run = Run(tmp_path)
+    shutil.rmtree(tmp_path / "a")
+    (tmp_path / "c" / "settings.json").write_text('{"model": "late"}')
+    write(tmp_path / "c" / "episodes.jsonl", make_trajectory(task_id="c"))
+    run.refresh()
+    assert [row["task"] for row in run.rows()] == ["b", "c"] and run.read_episode(0)["task"] == "b"
+    assert run.search("no such word") == [], "it does not look for the removed file"
+    assert run.summarise()["sources"][1]["settings"] == {"model": "late"}
+
+
 def test_another_run_under_the_old_name_has_its_own_settings(tmp_path: Path) -> None:
     def begin(model: str) -> None:
         (tmp_path / "run").mkdir()
@@ -103,6 +119,18 @@ def test_the_last_of_several_records_of_one_sample_counts(tmp_path: Path) -> Non
     assert counts == [False, True, True, True, True, True], "a person may play a task as often as they like"
 
 
+def test_a_fault_does_not_replace_what_had_ended(tmp_path: Path) -> None:
+    fault = make_trajectory(won=False, stop=StopReason.FAULT, reward_terms={}, fault="gateway_stopped")
+    reflected = make_trajectory(won=False, stop=StopReason.FAILED, reward_terms={}, seed=1, reflection="try again")
+    write(tmp_path / "a" / "episodes.jsonl", fault, make_trajectory(), fault, reflected, replace(fault, seed=1))
+    (tmp_path / "a" / "settings.json").write_text("{}")
+    run = Run(tmp_path)
+    assert [row["counts"] for row in run.rows()] == [False, True, False, False, True]
+    (source,) = run.summarise()["sources"]
+    last = read_last(tmp_path / "a" / "episodes.jsonl")
+    assert source["parts"][0]["faults"] == sum(each.stop is StopReason.FAULT for each in last) == 1
+
+
 def test_metrics_become_columns_without_nan(tmp_path: Path) -> None:
     write_launch(
         tmp_path / "train", 0, (0, {"val/success/all": 0.5}), train(1, x=math.nan, y=1.0), train(2, x=math.inf, y=2.0)
@@ -120,6 +148,12 @@ def test_there_must_be_something_to_show(tmp_path: Path) -> None:
         Run(tmp_path / "nowhere")
     with pytest.raises(SpearError, match="no metrics"):
         Run(tmp_path)
+
+
+def test_a_file_of_episodes_is_not_called_missing(tmp_path: Path) -> None:
+    write(tmp_path / "episodes.jsonl", make_trajectory())
+    with pytest.raises(SpearError, match="contain"):
+        read_settings(tmp_path / "episodes.jsonl")
 
 
 def test_an_evaluation_under_way_says_how_far_it_is_and_how_long_still(

@@ -93,6 +93,20 @@ def test_requests_that_make_no_sense_are_refused(
     assert ask(server, "/api/run")[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("localhost:9000", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example:8700", 403),
+        ("", 403),
+    ],
+)
+def test_the_page_is_for_this_host_through_any_port(server: PageServer, host: str, status: int) -> None:
+    assert ask(server, "/", Host=host)[0] == ask(server, "/api/run", Host=host)[0] == status
+
+
 def test_the_page_begins_with_the_mark_of_what_it_shows(server: PageServer) -> None:
     assert server.answer("GET", "/api/run", None)["mark"] == server.answer("GET", "/api/mark", None)["mark"]
 

@@ -231,6 +231,21 @@ def test_problems_that_are_missing_are_told(
     assert code == 1 and "1 problems instead of 30" in out and "code: not all of it" in err
 
 
+def test_files_of_several_data_sets_do_not_mix(
+    tmp_path: Path, data_data_cli: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = tmp_path / "given"
+    for name in ("aime-2024", "aime-2025"):
+        (given / name).mkdir(parents=True)
+        (given / name / f"{name}.jsonl").write_bytes(LINES)
+    assert run(capsys, "get", "code", "--from", given / "aime-2024")[0] == 2
+    assert not data_data_cli.exists()
+    code, _, err = run(capsys, "get", "code", "aime-2024", "aime-2025", "--from", given)
+    assert code == 0, err
+    for name in ("aime-2024", "aime-2025"):
+        assert [path.name for path in (data_data_cli / name).iterdir()] == [f"{name}.jsonl"]
+
+
 def test_retool_is_fetched_and_counted(
     tmp_path: Path, data_data_cli: Path, site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,6 +100,8 @@ class TestVerifyAll:
         verdicts = {one["dataset"]: one for one in json.loads(out)}
         states = {name: one["state"] for name, one in verdicts.items()}
         assert states == {"alfworld": "absent", "code": "whole", "search": "absent", "webshop": "absent"}
+        code, out, _ = run(capsys, "verify", "code", "aime-2024", "aime-2025")
+        assert code == 1 and "aime-2025 is missing" in out
         path = folder / "code" / "aime-2024" / "aime.jsonl"
         assert [one["subject"] for one in verdicts["code"]["findings"]] == [str(path), "aime-2024/test"]
         path.write_text(rows[:-3] + "7}\n")

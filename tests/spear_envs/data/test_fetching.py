@@ -131,8 +131,13 @@ class TestTrouble:
 
     @pytest.mark.parametrize(
         ("part", "begins"),
-        [(BODY, [len(BODY)]), (BODY + b"more", [None]), (OTHER[:1000], [1000, None])],
-        ids=["whole", "too long", "of other bytes"],
+        [
+            (BODY, [len(BODY)]),
+            (BODY + b"more", [None]),
+            (OTHER[:1000], [1000, None]),
+            (OTHER, [len(BODY), None]),
+        ],
+        ids=["whole", "too long", "of other bytes", "whole, of other bytes"],
     )
     def test_a_part_that_was_there(self, site: Site, tmp_path: Path, part: bytes, begins: list[int | None]) -> None:
         (tmp_path / "items.json.part").write_bytes(part)

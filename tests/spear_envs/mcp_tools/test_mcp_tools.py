@@ -94,6 +94,9 @@ def test_a_recording_stands_in(make: Make) -> None:
     assert first == 0 and terminated and info["won"] and reward > 0
     observation, *_ = play(env, 0, ['borrow {"title": "Emma"}', 'find {"title": "Emma"}'])[-1]
     assert observation == "Emma is lent out"
+    assert env.expert_plan() == ['answer {"answer": "shelf 3"}']
+    play(env, 0, ['borrow {"title": "Emma"}'])
+    assert env.expert_plan() == env_plan(env, 0), "a call beside the plan is none of it"
     _, reward, terminated, truncated, info = play(env, 0, ['find {"title": "Ulysses"}'])[-1]
     assert truncated and not terminated and reward == 0 and info["fault"] == McpFaultKind.NOT_RECORDED.value
     # Wrong answers lose, and the state can be taken along.

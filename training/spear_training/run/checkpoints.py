@@ -14,6 +14,7 @@ import os
 import pickle
 import reprlib
 import shutil
+import threading
 import zipfile
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -45,6 +46,8 @@ if TYPE_CHECKING:  # importing torch takes over a second, and wrong settings are
 FORMAT = 5
 STATE, TENSORS = "spear.json", "spear.safetensors"
 BEST = "best"
+BEST_LOCK = threading.Lock()
+"""Held while the best checkpoint is replaced or uploaded, which different threads of a training do."""
 TRACKER = "latest_checkpointed_iteration.txt"
 HASHED_BYTES = 2**26
 """Files up to this size are compared by content at each resume, larger ones (weights) by size only."""
@@ -318,9 +321,10 @@ def keep_best(folder: Path, metric: str, value: float) -> bool:
         shutil.copytree(folder, draft, copy_function=link_file)
         write_json(draft / "best.json", {"step": int(folder.name.rpartition("_")[2]), "metric": metric, "value": value})
         shutil.rmtree(aside, ignore_errors=True)
-        if best.is_dir():
-            put_folder(best, aside)
-        put_folder(draft, best)
+        with BEST_LOCK:
+            if best.is_dir():
+                put_folder(best, aside)
+            put_folder(draft, best)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise explain_unwritable(best, error) from error

@@ -30,6 +30,7 @@ from spear_envs.core.machine import make_command
 from spear_envs.data.files import draft_folder, explain_unwritable, put_folder, write_json, write_text
 from spear_training.run.checkpoints import (
     BEST,
+    BEST_LOCK,
     MANIFEST,
     STATE,
     TENSORS,
@@ -259,12 +260,14 @@ def publish(store: CheckpointStore, out: Path, step: int, keep: int | None) -> b
     for name, content in metrics.items():  # first: a machine that fetches the checkpoint has no others of its steps
         store.write(f"{METRICS_FOLDER}/{name}", content)
     sent = store.upload(checkpoints / f"{PREFIX}{step}", step)
-    best = read_best(checkpoints)
-    if best is not None:
-        store.upload(checkpoints / BEST, best["step"])
-        store.write(BEST_STEP, json.dumps(best).encode())
+    with BEST_LOCK:
+        best = read_best(checkpoints)
+        if best is not None:
+            store.upload(checkpoints / BEST, best["step"])
+            store.write(BEST_STEP, json.dumps(best).encode())
     store.write(CONFIG, (out / CONFIG).read_bytes())
-    store.prune(keep, best["step"] if best is not None else None)
+    spared = best or parse_best(store.read(BEST_STEP) or b"")  # a run may have lost its own
+    store.prune(keep, spared["step"] if spared is not None else None)
     return sent
 
 
@@ -292,17 +295,19 @@ def fetch_newer(store: CheckpointStore, out: Path, verify: Callable[[Path], None
     if not stored or (own and own[-1] >= stored[-1]):
         return None
     newest = stored[-1]
-    _fetch_best(store, checkpoints, stored, newest, verify)
+    best = parse_best(store.read(BEST_STEP) or b"")
+    if best is not None and best["step"] in stored[:-1]:
+        _fetch_best(store, checkpoints, best, verify)
 
     def accept(folder: Path) -> None:
         verify(folder)
-        _fetch_metrics(store, out / METRICS_FOLDER)  # before the checkpoint is whole, after which nothing is fetched
+        # Before the checkpoint is whole, after which nothing is fetched and the tracker names what is resumed.
+        _fetch_metrics(store, out / METRICS_FOLDER)
+        write_tracker(checkpoints, newest)
 
     folder = store.download(newest, checkpoints, accept)
-    best = parse_best(store.read(BEST_STEP) or b"")
     if best is not None and best["step"] == newest:
         keep_best(folder, best["metric"], best["value"])
-    write_tracker(checkpoints, newest)
     return newest
 
 
@@ -319,12 +324,9 @@ def _fetch_metrics(store: CheckpointStore, metrics: Path) -> None:
 
 
 def _fetch_best(
-    store: CheckpointStore, checkpoints: Path, stored: list[int], newest: int, verify: Callable[[Path], None]
+    store: CheckpointStore, checkpoints: Path, best: dict[str, Any], verify: Callable[[Path], None]
 ) -> None:
     """Fetch the best checkpoint before the newest, so that a launch killed between them repeats both."""
-    best = parse_best(store.read(BEST_STEP) or b"")
-    if best is None or best["step"] == newest or best["step"] not in stored:
-        return
     if not is_better(checkpoints, best["metric"], best["value"]):
         return
     if best["step"] in list_whole(checkpoints):

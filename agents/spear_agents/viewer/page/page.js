@@ -427,6 +427,9 @@ async function reload() {
   if (!data.token) return;
   Object.assign(data, await ask("/api/run"));
   known.clear();
+  const open = state.rows.find((row) => row.i === state.at);
+  const same = (row) => row && NAMES.every((key) => row[key] === open[key]);
+  if (open && !same(data.episodes[open.i])) state.at = data.episodes.findIndex(same); // a file before its own has gone
   $("curves").replaceChildren();
   runs.drawn = false;
   state.rows = data.episodes;

@@ -90,14 +90,15 @@ function filterRuns(body, count) {
   drawModels();
 }
 
-// Success of the runs in sight, in the order of the table, a chart for each environment and panel.
+// Success of the runs in sight, in the order of the table, a chart for each panel, or environment with its keywords.
 function drawModels() {
   const named = new Map(data.sources.map((one) => [one.name, one]));
   const groups = new Map();
   for (const row of document.querySelectorAll("#runs tr[data-run]")) {
     const source = named.get(row.dataset.run);
     if (row.hidden || !source || !whole(source).success) continue;
-    const title = [source.env.replaceAll("spear/", ""), source.settings.panel || source.settings.split].filter(Boolean).join(" · ");
+    const { panel, split, keywords } = source.settings;
+    const title = [source.env.replaceAll("spear/", ""), ...(panel ? [panel] : [split, keywords])].filter(Boolean).join(" · ");
     groups.set(title, [...(groups.get(title) || []), source]);
   }
   $("models").replaceChildren(make("div", { class: "grid" }, [...groups].filter(([, found]) => found.length > 1).map(([title, found]) => {
@@ -178,7 +179,7 @@ function drawPair([a, b]) {
 
 function comparePair(first, second) {
   const kinds = Object.fromEntries(ORDER_OF_KINDS.map((kind) => [kind, []]));
-  const key = (row) => `${row.task}\n${row.seed}`;
+  const key = (row) => [row.env.replace(/.*:/, ""), row.tasks, row.task, row.seed].join("\n"); // other tasks may have the same names
   const counted = (name) => state.rows.filter((row) => row.source === name && row.counts && row.step === null && row.stop !== "fault");
   const others = new Map(counted(second).map((row) => [key(row), row]));
   for (const a of counted(first)) {

@@ -81,8 +81,9 @@ def _take_isolation(command: Callable[..., Any]) -> Callable[..., Any]:
 def _split_packages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
     names = tuple(name.strip() for name in (value or "").split(",") if name.strip())
     for name in names:
-        if not name.isidentifier() or importlib.util.find_spec(name) is None:
-            raise click.BadParameter(f"{name!r} cannot be imported here: give import names, such as pandas,matplotlib.")
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+        if spec is None or not spec.has_location:  # a namespace's packages have separate folders
+            raise click.BadParameter(f"{name!r} is not installed here: give import names, such as pandas,matplotlib.")
     return names
 
 

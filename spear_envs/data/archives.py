@@ -158,7 +158,8 @@ def _list_members(archive: Path, max_files: int) -> Iterator[list[_Member]]:
         if len(members) > max_files:
             raise SpearError(f"{archive} has more than {max_files:,} files: do not use it.")
 
-    if zipfile.is_zipfile(archive):
+    # An archive of tar whose last member is a zip looks like one from its end.
+    if zipfile.is_zipfile(archive) and not tarfile.is_tarfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             for info in zipped.infolist():
                 # Only archives made on Unix have types of members; others have files and folders.

@@ -205,6 +205,7 @@ class TestFailedStarts:
             ("--port", "70000"), ("--isolation", "none"), ("--isolation", "magic"),
             ("--allow-weak-isolation", "bwrap"), ("--max-running", "0"), ("--queue-wait", "-1"),
             ("--max-run-timeout", "0"), ("--memory-mb", "1"), ("--packages", "no_such_thing"),
+            ("--packages", "sys"),
         ],
     )  # fmt: skip
     def test_bad_arguments_are_usage_errors(

@@ -90,7 +90,8 @@ class Interpreter:
 
     def execute(self, code: str, name: str) -> None:
         """Execute each statement in turn and show the value of a last expression."""
-        tree = ast.parse(code, name)
+        # ast.parse would add a frame of its own to the traceback of a SyntaxError.
+        tree: Any = compile(code, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
         last: ast.Interactive | None = None
         if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
             last = ast.Interactive([tree.body.pop()])

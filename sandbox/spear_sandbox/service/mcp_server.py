@@ -122,15 +122,18 @@ class _Tools:
 
     async def open_session(self) -> str:
         """Open a Python session that keeps variables and files from cell to cell. Returns its id."""
+        idle: Session | None = None
         with _as_tool_errors():
             if len(self._sessions) + self._opening >= self._most:
-                idle = [name for name in self._sessions if not self._calls[name]]
-                oldest = min(idle, key=self._used.__getitem__, default=None)
+                unused = [name for name in self._sessions if not self._calls[name]]
+                oldest = min(unused, key=self._used.__getitem__, default=None)
                 if oldest is None or time.monotonic() - self._used[oldest] < IDLE_S:
                     raise ToolError(f"all {self._most} sessions are in use: close one.")
-                await self._forget(oldest).close()
-            self._opening += 1
+                idle = self._forget(oldest)
+            self._opening += 1  # before the wait, in which another call may open one
             try:
+                if idle is not None:
+                    await idle.close()
                 session = await self._executor.open_session(limits=self._limits)
             finally:
                 self._opening -= 1

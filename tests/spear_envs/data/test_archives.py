@@ -68,6 +68,11 @@ class TestGood:
         assert read_folder(tmp_path / "out") == FILES
         assert not (tmp_path / "out" / "top.txt").stat().st_mode & (stat.S_ISUID | stat.S_IXUSR)
 
+    def test_a_tar_that_ends_with_a_zip(self, tmp_path: Path) -> None:
+        inner = make_zip(tmp_path / "inner.zip", FILES).read_bytes()
+        unpack_archive(make_tar(tmp_path / "a.tar", {"readme": b"x", "inner.zip": inner}, mode="w"), tmp_path / "out")
+        assert read_folder(tmp_path / "out") == {"readme": b"x", "inner.zip": inner}
+
     def test_archives_share_a_folder(self, tmp_path: Path) -> None:
         unpack_archive(make_zip(tmp_path / "a.zip", {"x/1": b"1", "x/2": b"2"}), tmp_path / "out")
         unpack_archive(make_zip(tmp_path / "b.zip", {"x/2": b"new", "x/3": b"3"}), tmp_path / "out")

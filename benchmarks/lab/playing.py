@@ -236,6 +236,7 @@ def tabulate_play(
         tool_calls=played.calls[owner],
         step_reward=played.paid,
         turns=ones,
+        turn_number=played.turn,
         turn_end=ones,
         turn_reward=played.paid,
         ids=np.concatenate([played.codes, played.action[:, None]], 1).ravel(),

@@ -13,7 +13,7 @@ from gymnasium.error import ResetNeeded
 from nemo_gym.openai_utils import NeMoGymResponse
 from resources_servers.gymnasium import GymnasiumServer, extract_text
 
-from spear_envs.adapters.texts import TextEpisode, open_row, write_rows
+from spear_envs.adapters.texts import TextEpisode, join_thought, open_row, write_rows
 from spear_envs.core.errors import EnvFault, SpearError
 
 MOST_SESSIONS = 4096
@@ -82,7 +82,10 @@ class SpearServer(GymnasiumServer):
 def write_response(action: NeMoGymResponse) -> str:
     """Write a response as the model did: NeMo Gym's model server puts thoughts into items of their own."""
     thoughts = [part.text for item in action.output if item.type == "reasoning" for part in item.summary]
-    return "".join([*(f"<think>{thought}</think>" for thought in thoughts), extract_text(action)])
+    written = extract_text(action)
+    for thought in reversed(thoughts):  # all that the response had, the one that the prompt asked for among them
+        written = join_thought(thought, written) if thought else f"<think></think>{written}"
+    return written
 
 
 def make_rows(env_id: str, count: int, *, agent: str, seed: int = 0, **keywords: Any) -> list[dict[str, Any]]:

@@ -330,13 +330,11 @@ class Session:
             self._split = request.split
         conversation = self._conversation
         task = request.task
-        if request.index is not None:
+        if (index := request.index) is not None:
             tasks = conversation.env.tasks
-            if request.index >= len(tasks):
-                raise WireError(
-                    ErrorCode.EXECUTION_ERROR, f"there is no task {request.index}: the split has {len(tasks)}."
-                )
-            task = tasks[request.index].id
+            if index >= len(tasks):
+                raise WireError(ErrorCode.EXECUTION_ERROR, f"there is no task {index}: the split has {len(tasks)}.")
+            task = self._run(lambda: tasks[index].id)
         self._last = self._run(lambda: conversation.reset(task=task, seed=request.seed))
         return self._last
 
@@ -368,7 +366,7 @@ class Session:
         self._give_back()
         self._pool.leave()
 
-    def _run(self, play: Callable[[], Message]) -> Message:
+    def _run(self, play: Callable[[], Result]) -> Result:
         try:
             return play()
         except SpearError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import islice, product
 
@@ -458,18 +459,32 @@ def explain(game: Game, state: State, shown: Set[str], commands: Sequence[str]) 
     if not commands:
         return ""
     words = {name: place for place, name in game.names.items()}
-    purpose = next((one for one in commands if not one.startswith(("go to ", "open ", "examine "))), commands[-1])
-    verb, _, rest = purpose.partition(" ")
-    thing, _, source = rest.partition(" from ")
-    if verb == "take" and words.get(source) not in shown:
-        return _miss(thing, commands[0])
-    if verb == "use" and not any(words.get(rest) in state.contents[place] for place in shown):
-        return _miss(rest, commands[0])
-    if purpose == commands[0]:
+    seen = {state.held, *(thing for place in shown for thing in state.contents[place])}
+
+    def find_unseen(command: str) -> str:
+        verb, _, rest = command.partition(" ")
+        thing, _, source = rest.partition(" from ")
+        if verb == "take":
+            return "" if words.get(source) in shown else thing
+        return thing if verb == "use" and words.get(thing) not in seen else ""
+
+    purposes = [one for one in commands if not _WAY.match(one)] or commands[-1:]
+    purpose, first = purposes[0], commands[0]
+    there = _WAY.sub("", first)
+    lamps_there = state.contents.get(words.get(there, ""), ())
+    leads = purpose == first or purpose.endswith(f" {there}") or words.get(purpose.removeprefix("use ")) in lamps_there
+    # A search may go on for what a later command needs: for the lamp, or the second of two things.
+    unseen = find_unseen(purpose) or ("" if leads else next(filter(None, map(find_unseen, purposes)), ""))
+    if unseen:
+        kind = unseen.rpartition(" ")[0] or unseen
+        article = "an" if kind[0] in "aeiou" else "a"
+        if any(one is not None and game.names[one].rpartition(" ")[0] == kind for one in seen):
+            article = "another"
+        return f"I have not found {article} {kind} yet. I will look further: {first}."
+    if purpose == first:
         return f"I can do the next step here: {purpose}."
-    return f"The next step is: {purpose}. For that I {commands[0]}."
+    return f"The next step is: {purpose}. For that I {first}."
 
 
-def _miss(thing: str, command: str) -> str:
-    kind = thing.rpartition(" ")[0] or thing
-    return f"I have not found {'an' if kind[0] in 'aeiou' else 'a'} {kind} yet. I will look further: {command}."
+_WAY = re.compile("(?:go to|open|examine) ")
+"""Beginning of a command that leads to others."""

@@ -192,9 +192,9 @@ def find_data_folder(data_dir: str | Path | None) -> tuple[Path, str]:
     """Return where official games are looked for, and why there; the folder need not exist."""
     named = os.environ.get("ALFWORLD_DATA", "").strip()
     if data_dir is not None:
-        return Path(os.path.expanduser(data_dir)), "data_dir"
+        return Path(os.path.expanduser(data_dir)).absolute(), "data_dir"
     if named:
-        return Path(os.path.expanduser(named)), "$ALFWORLD_DATA"
+        return Path(os.path.expanduser(named)).absolute(), "$ALFWORLD_DATA"
     return data_folder() / "alfworld", "the user's cache"
 
 
@@ -305,9 +305,9 @@ def make_file_set(path: Path, text: TaskText = TaskText.TEMPLATE) -> _FileTaskSe
     Raises:
         SpearError: the file cannot be read, is not a game, or lacks a human sentence if that is wanted.
     """
+    path = Path(os.path.expanduser(path)).absolute()
     if path.is_dir():
         raise SpearError(f"game={str(path)!r} is a folder: name the {GAME_FILE} in it.")
-    path = Path(os.path.expanduser(path)).absolute()
     return _make_file_set(path, GameFile(path).key, text)
 
 

@@ -292,14 +292,15 @@ class SokobanEnv(SpearEnv[Observation]):
         return list(WORDS)
 
     def expert_plan(self) -> list[str]:
-        """Return the actions of a shortest solution from the present board; empty if it is solved or lost.
+        """Return the actions of a shortest solution from the present board; empty if it is solved or lost, or if the
+        search takes too many states.
 
         Each action holds up to ``moves_per_turn`` moves.
-
-        Raises:
-            LevelError: the search takes too many states.
         """
-        words, size = self._solve() or [], self.moves_per_turn
+        try:
+            words, size = self._solve() or [], self.moves_per_turn
+        except LevelError:  # a collection has levels that no solver finishes; the others are to be played
+            return []
         return [", ".join(words[i : i + size]) for i in range(0, len(words), size)]
 
     def _solve(self, budget: int = STATE_BUDGET) -> list[str] | None:
@@ -354,7 +355,7 @@ def _open_levels(
         if level is not None:
             raise SpearError("level and levels exclude each other: give one of them.")
         place = None if number is None else require_whole("number", number, 0)
-        files = make_file_set(Path(levels), place, split or ALL, by)
+        files = make_file_set(Path(os.path.expanduser(levels)), place, split or ALL, by)
         longest = None if place is None else files[0].content["optimal"]
         return _Opened(files, files.height, files.width, FILE_SPLITS, longest)
     if not isinstance(level, str):

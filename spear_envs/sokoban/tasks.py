@@ -161,17 +161,17 @@ class FileLevel:
 
 
 def read_file(path: Path) -> list[FileLevel]:
-    """Read the levels of a file in order.
+    """Read the levels of a file in order; it may have none.
 
     Raises:
-        LevelError: it has none, or one that is not a level.
+        LevelError: it has one that is not a level.
         SpearError: it cannot be read.
     """
     try:
         text = path.read_text("utf-8-sig", errors="replace")
     except OSError as error:
         raise SpearError(f"{path} cannot be read: {error.strerror}.") from None
-    found = list(_find_boards(text))
+    found = list(_find_boards(text.expandtabs()))
     named = [number for number, _ in found if number is not None]
     is_numbered = len(set(named)) == len(found)
     levels = []
@@ -185,8 +185,6 @@ def read_file(path: Path) -> list[FileLevel]:
             levels.append(FileLevel(own, source, level.text))
         except LevelError as error:
             raise LevelError(f"{source}: {error}") from None
-    if not levels:
-        raise LevelError(f"{path} has no level: write walls as #, boxes as $, targets as . and the player as @")
     return levels
 
 
@@ -278,7 +276,12 @@ def make_file_set(path: Path, number: int | None, split: str, split_by: SplitBy)
 def _make_file_set(
     path: Path, number: int | None, split: str, split_by: SplitBy | None, state: FileState
 ) -> LevelFileSet:
-    levels = [level for file, _ in state for level in read_file(Path(file))]
+    found = {file: read_file(Path(file)) for file, _ in state}
+    levels = [level for those in found.values() for level in those]
+    if not levels:
+        raise LevelError(f"{path} has no level: write walls as #, boxes as $, targets as . and the player as @")
+    for file in (file for file, those in found.items() if not those):  # a readme.txt, say
+        gym.logger.warn(f"{file} has no level and is left out")
     name = path.stem
     if number is not None:
         levels = [level for level in levels if level.number == number]

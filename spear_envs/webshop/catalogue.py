@@ -364,7 +364,7 @@ def open_catalogue(
 
 def _read_path(goals: object) -> Path:
     if isinstance(goals, (str, os.PathLike)) and Path(goals).name:
-        return Path(goals)
+        return Path(os.path.expanduser(goals))
     raise SpearError(f"goals={goals!r} is not valid: name a goals file, or leave it out.")
 
 

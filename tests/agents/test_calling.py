@@ -93,6 +93,7 @@ TOOLS = [{"type": "function", "function": {"name": "get", "parameters": {"type":
         ("<tool_call>\n<function=get>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>", [GET]),
         ("<function=get>\n<parameter=days>\n3\n</parameter>\n<parameter=raw>\n3\n</parameter>\n</function>",
          [ToolCall("get", {"days": 3, "raw": "3"})]),
+        ("<function=get>\n<parameter=days>\nNaN\n</parameter>\n</function>", [ToolCall("get", {"days": "NaN"})]),
         ("<tool_call>\n<function=get>\n<parameter=raw>\na </parameter> b\n\nc\n</parameter>\n</function>\n</tool_call>",
          [ToolCall("get", {"raw": "a </parameter> b\n\nc"})]),
         ("<tool_call>get\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>", [GET]),
@@ -139,6 +140,7 @@ def test_calls_of_each_family_are_read(written: str, made: list[ToolCall]) -> No
         '{"name": "other", "arguments": {}}',
         f"<tool_call>{PLAIN} and more",
         "<tool_call><function=get><parameter=city>Par",
+        '<tool_call>{"name": "get", "arguments": {"days": NaN}}</tool_call>',
     ],
 )
 def test_what_is_no_call_stays_text(text: str) -> None:

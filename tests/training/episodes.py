@@ -65,6 +65,7 @@ def play(episodes: Sequence[Episode]) -> Rollout:
         tool_calls=[record.tool_calls for record, _, _ in pairs],
         truncated=[record.stop == "context_limit" for record, _, _ in pairs],
         turns=[1] * len(pairs),
+        turn_number=[n for _, n, _ in pairs],
         turn_end=ends,
         turn_reward=columns["step_reward"],
         **columns,

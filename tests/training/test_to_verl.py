@@ -111,6 +111,12 @@ def test_each_key_of_verl_has_one_setting() -> None:
         (("train.pad_tokens_to=256",), {"actor_rollout_ref.actor.fsdp_config.pad_to_length_bucket": 256}),
         (("rollout.kv_cache_gib=2",), {"actor_rollout_ref.rollout.engine_kwargs.vllm_cpu.kv_cache_gib": 2.0}),
         (("cluster=1gpu",), {"actor_rollout_ref.rollout.dtype": "bfloat16", "trainer.device": "cuda"}),
+        (("cluster=1gpu", f"seed={2**31 + 5}"), {"actor_rollout_ref.rollout.seed": 5, "data.seed": 2**31 + 5}),
+        (("cluster=1gpu", "model.lora_rank=8"), {"actor_rollout_ref.model.lora.merge": False}),
+        (
+            ("cluster=1gpu", "model.lora_rank=8", "rollout.engine=transformers"),
+            {"actor_rollout_ref.model.lora.merge": True},
+        ),
         (("algorithm=ppo", "cluster=1gpu"), {"critic.fsdp.param_offload": True, "critic.fsdp.offload_policy": False}),
         (
             ("algorithm=ppo", "preset=search", "cluster=4x8gpu"),

@@ -222,8 +222,9 @@ def _list_log_probs(answer: Completion, spell: Callable[[Sequence[int]], list[st
     tokens = zip(spell(answer.generation.token_ids), answer.generation.log_probs, strict=True)
     return {
         "content": [
-            {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+            {"token": text, "logprob": value, "bytes": known, "top_logprobs": []}
             for text, value in tokens
+            for known in [None if "\ufffd" in text else list(text.encode())]  # part of a character
         ]
     }
 

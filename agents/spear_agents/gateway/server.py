@@ -257,7 +257,9 @@ def describe_session(session: Session) -> dict[str, Any]:
         "environment": world.env_id,
         "task": world.task_id,
         "instruction": world.info["instruction"],
+        "system": session.template.system(),
         "prompt": session.write_prompt() if world.info["turn"] == 0 else None,
+        "stop_strings": session.stop_strings,
         "observation": session.write_observation(),
         "tools": [dict(tool.schema()) for tool in world.core.tools],
         "turn": world.info["turn"],
@@ -404,6 +406,8 @@ class Host:
                 return stop
             if self._closed:
                 raise EndedError("the gateway is stopping")
+            sampling: Sampling = self.policy.settings.sampling()
+            session = Session(world, self.policy.engine_for(env), self.policy.prompts, sampling, self.limits)
             begun = True
         finally:
             self._beginning.discard(job)
@@ -411,8 +415,6 @@ class Host:
                 self._next = min(self._next, number)
                 if env is not None:
                     self._give_back(env)
-        sampling: Sampling = self.policy.settings.sampling()
-        session = Session(world, self.policy.engine_for(env), self.policy.prompts, sampling, self.limits)
         self._open[session.key] = (session, env)
         return session
 

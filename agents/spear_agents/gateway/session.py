@@ -25,7 +25,7 @@ from spear_agents.play.prompting import PromptBuilder, disarm_context
 from spear_agents.play.trajectory import Layout, StopReason, Trajectory, Turn
 from spear_agents.play.transcript import Asked, ToolCall, Transcript, read_calls
 from spear_envs.adapters.conversation import find_tools_template
-from spear_envs.core.env import text_of
+from spear_envs.core.env import image_of, text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
@@ -103,12 +103,14 @@ class Session:
     """An episode of one program, which has begun in ``world``. Not thread-safe.
 
     The length limits of ``prompts`` hold for the program's prompts too. It can only ask for shorter responses or more
-    stop strings than those of ``sampling``.
+    stop strings than those of ``sampling``. Raises SpearError for an environment that shows pictures alone.
     """
 
     def __init__(
         self, world: World, engine: Engine, prompts: PromptBuilder, sampling: Sampling, limits: Limits
     ) -> None:
+        if image_of(world.observation) is not None and not text_of(world.observation):
+            raise SpearError(f"{world.env_id} shows pictures alone, and a program reads text: set modality=text")
         self.world = world
         self.key = secrets.token_hex(8)
         self.token = secrets.token_hex(16)

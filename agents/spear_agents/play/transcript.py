@@ -11,13 +11,14 @@ from typing import Any
 
 from spear_agents.engines.base import ContextExceededError, Finish
 from spear_agents.play.chat import Chat
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, refuse_constant
 
 Message = Mapping[str, Any]
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
-_DECODER = json.JSONDecoder(strict=False)  # models write line breaks within texts
+_DECODER = json.JSONDecoder(strict=False, parse_constant=refuse_constant)
+"""Models write line breaks within texts; clients in other languages read no NaN."""
 _LISTS = ("<tool_call>", "<|tool_call|>", "functools", "[TOOL_CALLS]", "<TOOLCALL>")
 """Marks before calls as JSON objects: Hermes, Granite and Phi-4, Phi-4-mini, Mistral, Nemotron."""
 _HEADS = {
@@ -192,7 +193,7 @@ def _read_value(written: str, kinds: frozenset[str]) -> Any:
     if "string" in kinds and not ("null" in kinds and written == "null"):
         return written
     try:
-        return json.loads(written.lower() if kinds <= {"boolean", "null"} else written, strict=False)
+        return _DECODER.decode(written.lower() if kinds <= {"boolean", "null"} else written)
     except (ValueError, RecursionError):
         return written
 

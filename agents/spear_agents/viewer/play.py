@@ -145,7 +145,7 @@ class Game:
         self.reward = move.reward
 
     def hint(self) -> str | None:
-        """Return the expert's action in the present state; None if the task can no longer be won."""
+        """Return the expert's action in the present state; None if it has no plan."""
         plan = [] if self.done else self.core.expert_plan()
         return plan[0] if plan else None
 
@@ -313,7 +313,7 @@ def use_readline(game: Game) -> bool:
 
 def _obey(game: Game, line: str, say: Say) -> None:
     if line == "/hint":
-        say(_bold(show_text(game.hint() or ("The episode is over." if game.done else "Nothing wins any more."))))
+        say(_bold(show_text(game.hint() or ("The episode is over." if game.done else "The expert has no plan."))))
     elif line == "/actions":
         say("\n".join(show_text(action) for action in game.actions) or "This environment does not list them.")
     elif line == "/help":

@@ -23,7 +23,8 @@ from spear_sandbox.web.listening import read_token
 
 QUEUE_LENGTH = 4096
 NUMBERS = {"replicas": 1, "max_running": 0, "memory_mb": 1024, "max_run_s": 300, "queue_wait_s": 30, "cpus": 0}
-"""Arguments of :func:`build`, all whole numbers, and their defaults; ``max_running=0`` means as many as the cores and memory allow."""
+"""Arguments of :func:`build`, all whole numbers, and their defaults; with ``max_running=0`` as many programs run as the
+cores and memory allow."""
 
 
 class _Place:

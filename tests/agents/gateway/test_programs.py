@@ -148,6 +148,12 @@ def test_what_a_program_played_is_played_again() -> None:
     assert len(frames) == 3 and (frames[1] == frames[2]).all()
 
 
+def test_pictures_alone_are_refused() -> None:
+    env = make_env("spear/Sokoban-v1", keywords={"modality": "image"})
+    with pytest.raises(SpearError, match="pictures"):
+        play_program(lambda task: None, KeepingEngine(), env=env, task=env.tasks[0].id)
+
+
 def give_up(task: Any) -> None:
     """A program whose own request took too long for it."""
     raise asyncio.TimeoutError

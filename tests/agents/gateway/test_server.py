@@ -17,8 +17,12 @@ import httpx
 
 from spear_agents.engines.base import ChatByteTokenizer
 from spear_agents.gateway.programs import AgentTask
-from spear_agents.gateway.session import Limits
-from spear_agents.play.trajectory import Trajectory
+from spear_agents.gateway.server import describe_session
+from spear_agents.gateway.session import Limits, Session
+from spear_agents.play.episode import World
+from spear_agents.play.prompting import PromptBuilder
+from spear_agents.play.trajectory import Layout, Trajectory
+from spear_envs.core.making import make_env
 from tests.agents.gateway.programs import KeepingEngine, Sampling, play_program
 
 TOOL = {"type": "function", "function": {"name": "act", "parameters": {"type": "object", "properties": {}}}}
@@ -415,6 +419,23 @@ def test_what_cannot_fit_is_refused_before_it_is_read(content: str, count: int) 
     engine = KeepingEngine("go")
     play_program(play, engine, max_prompt_tokens=1000)
     assert not engine.samplings
+
+
+def test_bytes_of_half_a_character_are_unknown() -> None:
+    def play(task: AgentTask) -> None:
+        (choice,) = post(task, ASK | {"logprobs": True}).json()["choices"]
+        assert [token["bytes"] for token in choice["logprobs"]["content"]] == [[97], None, None, []]
+
+    play_program(play, KeepingEngine("aé"))
+
+
+def test_a_program_outside_learns_where_responses_end() -> None:
+    env = make_env("spear/SearchR1-v0")
+    world = World(env, env.tasks[0].id, 0, "spear/SearchR1-v0")
+    asyncio.run(world.begin(None))
+    prompts = PromptBuilder(ChatByteTokenizer(), env.templates["default"], Layout.CONVERSATION)
+    shown = describe_session(Session(world, KeepingEngine(), prompts, Sampling(), Limits()))
+    assert (shown["system"], shown["stop_strings"]) == (None, ("</search>", "</answer>"))
 
 
 def test_a_program_outside_acts_over_http() -> None:

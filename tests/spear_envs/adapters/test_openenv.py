@@ -24,10 +24,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from spear_envs.adapters.conversation import ServiceSettings
-from spear_envs.adapters.openenv import Reset, WireError, read_message, write_json
+from spear_envs.adapters.conversation import ServiceSettings, make_conversation
+from spear_envs.adapters.openenv import Reset, SessionPool, WireError, read_message, write_json
 from spear_envs.core.env import SpearEnv
+from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
+from spear_envs.core.tasks import NumberedTaskSet, Task
 from tests.commands import run_command
 from tests.spear_envs.adapters.service import Player, Running, run_service
 from tests.spear_envs.corridor import CORRIDOR
@@ -88,6 +90,20 @@ def test_seeds_tasks_splits_and_indexes(running: Running) -> None:
         player.ask("step", response="<think></think><action>left</action>")
         lines = {"episode_id": "mine", "step_count": 1, "task_id": first["metadata"]["task_id"], "done": False}
         assert player.ask("state") == lines
+
+
+def test_a_task_that_cannot_be_made_ends_no_session() -> None:
+    class Gone(NumberedTaskSet):
+        def _make_task(self, index: int) -> Task:
+            raise SpearError("the file is gone")
+
+        def _definition(self) -> None:
+            return None
+
+    conversation = make_conversation(CORRIDOR)
+    conversation.env.tasks = Gone("corridor", "train", 3)
+    with pytest.raises(WireError, match="gone"):
+        SessionPool(lambda split: conversation, 1).open().reset(Reset(index=0))
 
 
 def test_what_is_wrong_is_said_and_the_session_goes_on(running: Running) -> None:

@@ -44,7 +44,7 @@ class TestFinding:
         assert find_split(None, "train").path == tmp_path / "cache" / "alfworld" / "train"
         monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "named"))
         assert find_data_folder(None) == (tmp_path / "named", "$ALFWORLD_DATA")
-        assert find_data_folder("x") == (Path("x"), "data_dir")
+        assert find_data_folder("x") == (Path.cwd() / "x", "data_dir")
         monkeypatch.setenv("ALFWORLD_DATA", " ")
         assert find_data_folder(None) == (tmp_path / "cache" / "alfworld", "the user's cache")
 

@@ -240,6 +240,22 @@ def test_thoughts_tell_nothing_that_was_not_shown() -> None:
             seen += observation
 
 
+@pytest.mark.parametrize("number", [25, 77, 71])
+def test_thoughts_are_true_while_the_lamp_or_the_second_thing_is_missing(number: int) -> None:
+    env = make()
+    env.reset(options={"task": env.tasks[number].id})
+    found: set[str] = set()
+    while not env.done:
+        plan = env.expert_plan()
+        thought = env.expert_thought(plan)
+        if thought.startswith("The next step is: take "):
+            assert plan[0].split(" ", 1)[1].endswith(thought.partition(" from ")[2].partition(".")[0]), thought
+        missing = thought.partition("not found ")[2].partition(" yet")[0].split(" ")[-1]
+        assert not missing or missing not in found or "another" in thought, thought
+        observation, *_ = env.step(env.parser.respond(plan[0]))
+        found |= {thing.split(" ")[0] for thing in observation.partition("you see a ")[2].split(", a ")}
+
+
 def test_a_thought_says_what_is_missing_and_what_is_next() -> None:
     env = make()
     env.reset(options={"task": env.tasks[0].id})

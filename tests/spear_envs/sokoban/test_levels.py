@@ -224,6 +224,15 @@ def test_long_lines_around_a_level(tmp_path: Path, line: str) -> None:
     assert len(make(levels=path).tasks) == 1
 
 
+def test_a_folder_may_have_a_readme_and_a_home_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "mine/a.xsb", "\t#####\t\n\t#@$.#\n\t#####\n")
+    write(tmp_path, "mine/readme.txt", "Levels of my own.\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.warns(UserWarning, match="readme"):
+        tasks = make(levels="~/mine").tasks
+    assert len(tasks) == 1 and tasks[0].content["optimal"] == 1
+
+
 def test_folders_make_the_splits(tmp_path: Path) -> None:
     for split, text in (("train", BOXOBAN), ("valid", XSB)):
         write(tmp_path, f"{split}/000.txt", text)
@@ -307,6 +316,13 @@ def test_a_level_that_the_solver_cannot_finish_is_played() -> None:
     info = env.reset(seed=0)[1]
     assert (info["optimal"], info["solvable"]) == (0, True)
     assert env.step("right")[-1]["moved"]
+
+
+def test_a_search_that_takes_too_long_gives_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make(level=HALL)
+    env.reset(seed=0)
+    monkeypatch.setattr("spear_envs.sokoban.env.find_solution", lambda level, budget: find_solution(level, 1_000))
+    assert env.expert_plan() == []
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])

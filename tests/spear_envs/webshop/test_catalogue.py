@@ -124,7 +124,7 @@ def test_own_nouns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("built", [False, True])
-def test_goals_from_a_file(tmp_path: Path, built: bool) -> None:
+def test_goals_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: bool) -> None:
     folder = put(tmp_path / "raw")
     if built:
         build_store(find_files(folder), tmp_path / "store", processes=1)
@@ -136,6 +136,8 @@ def test_goals_from_a_file(tmp_path: Path, built: bool) -> None:
     write_goals(chosen, path)
     opened = open_catalogue(folder, goals=path)
     assert open_catalogue(folder, goals=str(path)) is opened
+    monkeypatch.setenv("HOME", str(path.parent))
+    assert open_catalogue(folder, goals=f"~/{path.name}") is opened
     tasks = opened.make_tasks()
     assert [task.id for task in tasks] == ["webshop/all/00000", "webshop/all/00001"]
     assert [task.goal for task in tasks] == chosen == [opened.goals("human").goal(i) for i in range(2)]

@@ -206,8 +206,12 @@ def choose(**values: Any) -> SpearSettings:
     return SpearSettings.from_mapping({"advantage": values})
 
 
+def count(first: int, turns: int) -> range:
+    return range(first, first + turns)
+
+
 def make_rows(*rows: dict[str, Any]) -> RowTable:
-    """Rows of turns given as (tokens up to the end of the response, reward)."""
+    """Rows of turns given as (tokens up to the end of the response, reward); ``numbers`` are those of its turns."""
     turns = [turn for row in rows for turn in row["turns"]]
     return RowTable(
         key=[f"k{n}" for n in range(len(rows))],
@@ -218,6 +222,7 @@ def make_rows(*rows: dict[str, Any]) -> RowTable:
         response_length=[row["turns"][-1][0] for row in rows],
         reward=[row["reward"] for row in rows],
         turns=[len(row["turns"]) for row in rows],
+        turn_number=[n for row in rows for n in row.get("numbers", count(row.get("turn", 0), len(row["turns"])))],
         turn_end=[end for end, _ in turns],
         turn_reward=[reward for _, reward in turns],
     )
@@ -237,6 +242,17 @@ def test_stepwise_credit_by_hand() -> None:
     found = estimate(uneven, choose(estimator="stepwise", gamma=0.5, step_weight=2.0))
     first, second = [1 + 2.5] * 2 + [1 - 1.0] * 3, [-1 - 2.5] * 1 + [-1 + 1.0] * 2
     assert found.tolist() == pytest.approx(first + second)
+
+
+def test_stepwise_credit_goes_back_through_conversations_that_alternate() -> None:
+    # A planner writes turns 0 and 2, another model turn 1. Only the last turn earns: 4, before it 2 and 1.
+    rows = make_rows(
+        {"group": "g", "trajectory": "a", "reward": 0.0, "turns": [(1, 0.0), (2, 4.0)], "numbers": [0, 2]},
+        {"group": "g", "trajectory": "a", "reward": 0.0, "turns": [(1, 0.0)], "numbers": [1]},
+        *({"group": "g", "trajectory": "b", "reward": 0.0, "turns": [(1, 0.0)], "turn": n} for n in range(3)),
+    )
+    found = estimate(rows, choose(estimator="stepwise", gamma=0.5, step_weight=2.0))
+    assert found.tolist() == pytest.approx([1.0, 4.0, 2.0, -1.0, -2.0, -4.0])
 
 
 def test_stepwise_credit_is_the_same_in_either_layout() -> None:

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from spear_training.algorithms import (
     POLICY_LOSSES,
+    BoundsMode,
+    CovarianceClip,
     PolicyLoss,
     SettingsError,
     SpearSettings,
     bind_policy_loss,
-    calibrate_covariance_bounds,
     cispo_loss,
     covariance,
     covariance_clip_mask,
@@ -281,13 +282,14 @@ def test_bounds_are_included() -> None:
     assert stays.tolist() == [[False, True], [True, False]]
 
 
-@given(st.integers(0, 1000), st.floats(0.001, 1), st.floats(0.001, 1))
-def test_calibrated_bounds_are_means_of_the_largest(seed: int, low: float, high: float) -> None:
+@given(st.integers(0, 1000), st.floats(0.001, 1), st.floats(0.001, 1), st.sampled_from(["batch", "position"]))
+def test_calibrated_bounds_are_means_of_the_largest(seed: int, low: float, high: float, scope: str) -> None:
     log_probs, _, advantages, mask = random_batch(seed, 4, 15)
     if not mask.any():
         return
-    got = calibrate_covariance_bounds(log_probs, advantages, mask, lower_top=low, upper_top=high)
-    values = np.sort(covariance(log_probs, advantages, mask).numpy()[mask.numpy()])[::-1]
+    clip = CovarianceClip(bounds=BoundsMode.PERCENTILE, scope=scope, lower_top=low, upper_top=high)
+    got = clip.measure(log_probs, advantages, mask)
+    values = np.sort(covariance(log_probs, advantages, mask, scope=scope).numpy()[mask.numpy()])[::-1]
     want = [values[: math.ceil(share * values.size - 1e-9)].mean() for share in (low, high)]
     assert got == pytest.approx(want)
 

@@ -82,12 +82,14 @@ def test_spans_of_turns_and_pictures_travel_with_their_rows() -> None:
     rows = RowTable(
         key=["a", "b"],
         turns=[2, 1],
+        turn_number=[0, 2, 1],
         turn_end=[3, 7, 2],
         turn_reward=[0.0, 1.0, 0.5],
         picture_bytes=[1, 2],
         pictures=[9, 7, 8],
     )
     second = rows.take([1])
+    assert second.turn_number.tolist() == [1]
     assert (second.turn_end.tolist(), second.turn_reward.tolist(), second.pictures.tolist()) == ([2], [0.5], [7, 8])
 
 

@@ -59,6 +59,16 @@ def test_snapshots_take_the_places_of_the_first_tasks_and_walk_back() -> None:
     assert branching.begin(GROUPS, TASKS)[0] == ("a", None), "it wins from the start: nothing is left to learn"
 
 
+@pytest.mark.parametrize(("wins", "turn"), [((2, 2, 4, 0), 1), ((4, 1, 1, 1), 2)])
+def test_an_episode_moves_one_turn_back_however_many_groups_began_in_it(wins: tuple[int, ...], turn: int) -> None:
+    branching = open_branching(share=1.0)
+    branching.update(end(branching.begin(GROUPS, TASKS), (1, 0, 0, 0)))
+    begun = branching.begin(GROUPS, TASKS)
+    assert begun == [("a", make_walk("a").snapshots[2])] * 4, "there is one episode"
+    branching.update(end(begun, wins))
+    assert branching.begin(GROUPS, TASKS)[0] == ("a", make_walk("a").snapshots[turn])
+
+
 def test_a_resumed_archive_begins_where_it_would_have_begun(tmp_path: Path) -> None:
     whole = open_branching()
 

@@ -86,6 +86,20 @@ def test_a_conversation_is_one_row_with_gaps_in_the_loss() -> None:
     assert rows.turn_reward.tolist() == pytest.approx([-0.1, -0.2, -0.3])
 
 
+def test_turns_of_conversations_that_alternate_keep_their_places() -> None:
+    """A planner writes turns 0 and 2, another conversation has turn 1: the last row does not have the last turn."""
+    turns = (make_turn(0), make_turn(1, prompt_ids=(1, 2, 3)), make_turn(2, follows=0))
+    rows = list_rows(make_trajectory(*turns))
+    assert (rows.turns.tolist(), rows.turn_number.tolist()) == ([2, 1], [0, 2, 1])
+    made = plan_rows(
+        Rollout((record(make_trajectory(*turns)),), rows),
+        SpearSettings.from_mapping({"filter": {"groups": 1.0}, "reward": {"failure": 0.0}}),
+        mu=0.0,
+        max_response_length=100,
+    )
+    assert (made.rows.turn_reward.tolist(), made.rows.step_reward.tolist()) == ([0.0, 1.0, 0.0], [1.0, 0.0])
+
+
 @pytest.mark.parametrize("layout", Layout)
 def test_an_episode_that_outgrew_the_context_says_so_in_its_rows(layout: Layout) -> None:
     ended = make_trajectory(make_turn(0), make_turn(1), layout=layout, stop=StopReason.CONTEXT_LIMIT, won=False)

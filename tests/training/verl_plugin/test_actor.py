@@ -130,6 +130,16 @@ def test_rows_without_an_advantage_are_computed_only_where_they_matter(nodes: di
     assert computed >= {*fresh.key[~silent], *replay.key}
 
 
+def test_a_reference_policy_has_the_limit_of_passes_for_log_probs() -> None:
+    step = Step(choose(kl={"coefficient": 0.3}))
+    workers: Any = step.workers
+    ask, limits = workers.compute_ref_log_prob, list[int]()
+    workers.compute_ref_log_prob = lambda meta: limits.append(meta.extra_info["max_token_len_per_gpu"]) or ask(meta)
+    step.config.actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu = 5
+    step.collect()
+    assert limits == [5], "and not that of updates"
+
+
 def test_with_an_adapter_the_reference_is_the_actor_without_it() -> None:
     found = []
     for inside in (False, True):

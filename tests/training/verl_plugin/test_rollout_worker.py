@@ -65,7 +65,8 @@ def ask(client: FakeClient, sampling: Sampling | None = None, **options: Any) ->
 
 
 def test_a_request_reaches_the_server_in_its_own_terms() -> None:
-    text = TokenOutput(token_ids=[7, END], log_probs=[-0.5] * 2, stop_reason="", extra_fields={"global_steps": 4})
+    extra = {"global_steps": 4, "num_cached_tokens": 1}
+    text = TokenOutput(token_ids=[7, END], log_probs=[-0.5] * 2, stop_reason="", extra_fields=extra)
     client = FakeClient(text)
     sampling = Sampling(temperature=0.4, top_p=0.6, top_k=5, max_tokens=8, stop_token_ids=(STOP,), seed=2**40 + 3)
     generation = ask(client, sampling, image_token_id=41)
@@ -84,6 +85,7 @@ def test_a_request_reaches_the_server_in_its_own_terms() -> None:
         "stop_token_ids": sorted([END, STOP]),
     }
     assert generation == Generation((7, END), (-0.5, -0.5), Finish.STOP, version=4)
+    assert generation.cached_tokens == 1
     for seed, seeded in ((None, True), (5, False)):
         ask(client, Sampling(seed=seed), seeded=seeded)
         parameters = client.calls[-1]["sampling_params"]

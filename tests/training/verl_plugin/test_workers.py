@@ -25,8 +25,11 @@ from spear_envs.core.errors import SpearError
 from spear_training.verl_plugin.platform import PlatformCPU
 from spear_training.verl_plugin.trainer import TaskDataset
 from spear_training.verl_plugin.workers import (
-    SpearCriticWorker,
+    CpuValueModelEngine,
+    PacksRows,
     SpearTrainingWorker,
+    ValueModelEngine,
+    blank_values,
     keep_settings,
 )
 
@@ -71,17 +74,24 @@ def test_a_continued_run_has_its_own_learning_rate_at_the_step_of_the_checkpoint
 
 
 # ---- the critic and the reference policy -----------------------------------------------------------------------------
-def test_a_critic_begins_with_the_value_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TrainingWorker, "reset", lambda self: None)
-    worker: Any = object.__new__(SpearCriticWorker)
+def test_a_critic_begins_with_the_value_zero() -> None:
     module = torch.nn.ModuleDict({"model": torch.nn.Linear(3, 3), "score": torch.nn.Linear(3, 1)})
-    worker.engine = SimpleNamespace(module=module)
-    worker.reset()
+    blank_values(module)
     assert not any(parameter.any() for parameter in module["score"].parameters())
     assert all(parameter.any() for parameter in module["model"].parameters())
-    worker.engine = SimpleNamespace(module=torch.nn.ModuleDict({"model": torch.nn.Linear(3, 3)}))
-    with pytest.raises(SpearError, match="no value head"):
-        worker.reset()
+    with pytest.raises(SpearError, match="value head"):
+        blank_values(torch.nn.ModuleDict({"model": torch.nn.Linear(3, 3)}))
+
+
+@pytest.mark.parametrize("kind", [CpuValueModelEngine, ValueModelEngine])
+def test_the_head_is_blank_before_the_model_is_sharded(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
+    """FSDP 1 puts all weights into flat ones, in which no head has a name."""
+    module = torch.nn.ModuleDict({"model": torch.nn.Linear(3, 3), "score": torch.nn.Linear(3, 1)})
+    monkeypatch.setattr(PacksRows, "_build_module", lambda self: module)
+    engine: Any = object.__new__(kind)
+    engine.model_config = SimpleNamespace(hf_config=SimpleNamespace(architectures=["Qwen2ForCausalLM"]))
+    assert engine._build_module() is module and not module["score"].weight.any()
+    assert engine.model_config.hf_config.architectures == ["Qwen2ForTokenClassification"]
 
 
 def test_a_model_is_built_beside_a_trl_without_value_heads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

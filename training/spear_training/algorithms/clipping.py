@@ -111,7 +111,13 @@ def _count_budget(tokens: Tensor, ratio: float, floor_one: bool) -> Tensor:
 
 
 def calibrate_covariance_bounds(
-    log_probs: Tensor, advantages: Tensor, mask: Tensor, *, lower_top: float = 0.02, upper_top: float = 0.0002
+    log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    scope: str = "batch",
+    lower_top: float = 0.02,
+    upper_top: float = 0.0002,
 ) -> tuple[float, float]:
     """Return the bounds of :func:`covariance_clip_mask` from the first training step
     (``sec:implementation_detail_appdx``).
@@ -120,6 +126,7 @@ def calibrate_covariance_bounds(
 
     Args:
         log_probs: [B, T] float; advantages: [B] or [B, T]; mask: [B, T].
+        scope: of the means, as in :func:`covariance`.
         lower_top, upper_top: shares for the lower and the upper bound.
 
     Raises:
@@ -127,7 +134,7 @@ def calibrate_covariance_bounds(
     """
     if not (0.0 < lower_top <= 1.0 and 0.0 < upper_top <= 1.0):
         raise ValueError(f"lower_top and upper_top must lie in (0, 1], not {lower_top} and {upper_top}")
-    tops = _rank_largest(covariance(log_probs, advantages, mask)[mask > 0], lower_top, upper_top)
+    tops = _rank_largest(covariance(log_probs, advantages, mask, scope=scope)[mask > 0], lower_top, upper_top)
     return float(tops[0].mean()), float(tops[1].mean())
 
 

@@ -123,8 +123,7 @@ def estimate_stepwise(rows: RowTable, settings: SpearSettings) -> Array:
     choice = settings.advantage
     episode = np.asarray(estimate_grpo(rows, settings))
     # One entry a turn from here on; in the layout per_turn that is one a row.
-    owner = np.repeat(np.arange(len(rows)), rows.turns)
-    number = rows.turn[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(rows.turns) - rows.turns, rows.turns)
+    owner, number = np.repeat(np.arange(len(rows)), rows.turns), rows.turn_number
     names = {name: code for code, name in enumerate(dict.fromkeys(rows.trajectory.tolist()))}
     chain = np.asarray([names[name] for name in rows.trajectory.tolist()], dtype=np.int64)[owner]
     returns = discount_rows(

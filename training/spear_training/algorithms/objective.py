@@ -127,10 +127,9 @@ class CovarianceClip:
         """Return the bounds of a batch, [B, T] each; the given ones if they are fixed or the mask is empty."""
         if self.bounds is BoundsMode.FIXED or self.ratio == 0 or not bool((mask > 0).any()):
             return float(self.lower or 0.0), float(self.upper or 0.0)
+        find = calibrate_covariance_bounds if self.bounds is BoundsMode.PERCENTILE else find_covariance_quantiles
         tops = {"lower_top": self.lower_top, "upper_top": self.upper_top}
-        if self.bounds is BoundsMode.PERCENTILE:
-            return calibrate_covariance_bounds(log_probs, advantages, mask, **tops)
-        return find_covariance_quantiles(log_probs, advantages, mask, scope=self.scope, **tops)
+        return find(log_probs, advantages, mask, scope=self.scope, **tops)
 
     def draw(
         self,

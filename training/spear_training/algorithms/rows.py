@@ -55,6 +55,7 @@ COLUMNS: Mapping[str, tuple[Span, Any]] = {
     "seed": (Span.ROW, np.int64),
     # turns of a row: one, or all of a conversation
     "turns": (Span.ROW, np.int64),
+    "turn_number": (Span.TURN, np.int64),
     "turn_end": (Span.TURN, np.int64),
     "turn_reward": (Span.TURN, np.float64),
     # tokens
@@ -81,6 +82,7 @@ the tokens of the policy, ``mask`` marks them. ``finished``: the response ended 
 ``malformed`` counts the row's malformed turns. ``anchor``: key of the state before the row's first turn.
 ``step_reward``: reward of the row's turns, by ``advantage.step_reward``. ``reward``: R of the trajectory, with the
 row's own penalty if there is one; ``advantage``: of the row, with ``token_advantages`` if they differ within it.
+``turn_number``: the turn's place in its episode, from 0; an agent's conversations may alternate.
 ``kept``: passed all filters. ``weight``: see :func:`~spear_training.algorithms.objective.weigh_rows`. ``turn_end``:
 tokens of the response up to the end of the policy's text in the turn; ``turn_reward``: ``step_reward`` of that turn.
 ``log_probs`` are those of the policy that played (pi_old), ``ref_log_probs`` of the reference policy,

@@ -43,7 +43,7 @@ from spear_envs.data.files import (
 if TYPE_CHECKING:  # importing torch takes over a second, and wrong settings are answered before
     import torch
 
-FORMAT = 5
+FORMAT = 6
 STATE, TENSORS = "spear.json", "spear.safetensors"
 BEST = "best"
 BEST_LOCK = threading.Lock()

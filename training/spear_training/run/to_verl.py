@@ -47,7 +47,8 @@ REFUSED = {
     "critic.enable critic.loss_agg_mode trainer.critic_warmup": "advantages are SPEAR's: see advantage and critic",
     "algorithm.rollout_correction.*": "set rollout.correction",
     "algorithm.filter_groups.* data.gen_batch_size": "see sampling and filter.groups",
-    "*micro_batch_size* *use_dynamic_bsz": "micro-batches are cut by tokens: set train.tokens_per_gpu",
+    "*micro_batch_size* *use_dynamic_bsz actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": "micro-batches are cut "
+    "by tokens: set train.tokens_per_gpu and train.log_prob_tokens_per_gpu",
     "*.shuffle *.data_loader_seed data.seed": "rows and tasks are drawn by seed: see also curriculum",
     "actor_rollout_ref.rollout.multi_turn.* actor_rollout_ref.rollout.agent.* data.tool_config_path "
     "data.function_tool_path data.truncation data.filter_overlong*": "the environment plays: see env and rollout",
@@ -144,6 +145,8 @@ def _set_model(config: RunConfig) -> Values:
         **{f"{node}.{name}": value for node in (f"{AR}.model", "critic.model") for name, value in both.items()},
         f"{AR}.model.lora_rank": model.lora_rank,
         f"{AR}.model.lora_alpha": model.lora_alpha,
+        # Of an adapter: only verl's own vLLM server takes it by itself, our servers take whole weights.
+        **({} if config.rollout.engine is RolloutEngine.VLLM else {f"{AR}.model.lora.merge": True}),
     }
 
 
@@ -200,6 +203,7 @@ def _set_rollout(config: RunConfig) -> Values:
     return {
         f"{AR}.rollout.name": ENGINES[rollout.engine],
         f"{AR}.rollout.n": rollout.group_size,
+        f"{AR}.rollout.seed": config.seed % 2**31,  # of verl's vLLM server, for requests without one
         f"{AR}.rollout.dtype": _name_dtype(config),
         f"{AR}.rollout.temperature": rollout.temperature,
         f"{AR}.rollout.top_p": rollout.top_p,
@@ -250,7 +254,6 @@ def _set_cpu(config: RunConfig) -> Values:
     return {
         f"{AR}.model.use_remove_padding": True,
         "critic.model.use_remove_padding": True,
-        f"{AR}.model.lora.merge": True,  # of an adapter: rollouts take whole weights
         **{f"{engine}.use_torch_compile": False for engine in engines},
         **{f"{engine}.mixed_precision": precision for engine in engines},
         f"{AR}.actor.use_torch_compile": False,

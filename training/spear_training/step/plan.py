@@ -164,13 +164,12 @@ def plan_rows(
 def _pay_outcomes(rows: RowTable, outcomes: np.ndarray) -> RowTable:
     """Return the rows with turns that earn nothing but their episodes' ``outcomes`` [N], each in the last turn."""
     step, turn = np.zeros(len(rows)), np.zeros(len(rows.turn_reward))
-    last: dict[str, int] = {}
-    for number in np.argsort(rows.turn, kind="stable").tolist():
-        # In order of turns, so that the last row of each trajectory stays.
-        last[rows.trajectory[number]] = number
+    owner, last = np.repeat(np.arange(len(rows)), rows.turns), dict[str, int]()
+    for place in np.argsort(rows.turn_number, kind="stable").tolist():
+        # In order of turns, so that the last one of each trajectory stays.
+        last[rows.trajectory[owner[place]]] = place
     places = np.fromiter(last.values(), dtype=np.int64, count=len(last))
-    step[places] = outcomes[places]
-    turn[np.cumsum(rows.turns)[places] - 1] = outcomes[places]
+    step[owner[places]] = turn[places] = outcomes[owner[places]]
     return rows.add(step_reward=step, turn_reward=turn)
 
 

@@ -94,16 +94,16 @@ def tabulate(
 ) -> RowTable:
     """Tabulate the rows of episodes without a fault, with tokens; the key of a row is ``<group>_<sample>_<row>``."""
     found = [
-        (record, index, row, [trajectory.turns[place] for place in places])
+        (record, index, row, places, [trajectory.turns[place] for place in places])
         for trajectory, record in zip(trajectories, records, strict=True)
         if record.fault is None
         for index, (row, places) in enumerate(zip(trajectory.rows(), trajectory.chains(), strict=True))
     ]
-    rows = [row for _, _, row, _ in found]
-    owners = [record for record, _, _, _ in found]
-    members = [turns for _, _, _, turns in found]
+    rows = [row for _, _, row, _, _ in found]
+    owners = [record for record, *_ in found]
+    members = [turns for *_, turns in found]
     columns = {
-        "key": [f"{record.trajectory}_{index}" for record, index, _, _ in found],
+        "key": [f"{record.trajectory}_{index}" for record, index, *_ in found],
         "group": [record.group for record in owners],
         "trajectory": [record.trajectory for record in owners],
         "turn": [row.turn_index for row in rows],
@@ -126,6 +126,7 @@ def tabulate(
         "tool_calls": [record.tool_calls for record in owners],
         "step_reward": [float(sum(turn.reward for turn in turns)) for turns in members],
         "turns": [len(turns) for turns in members],
+        "turn_number": [place for *_, places, _ in found for place in places],
         # Where the policy's text ends, so that an advantage of a turn does not reach into the observation after it.
         "turn_end": [end for turns in members for end in _find_ends(turns)],
         "turn_reward": [turn.reward for turns in members for turn in turns],

@@ -132,15 +132,16 @@ class Branching:
 
     def update(self, rollout: Rollout) -> None:
         """Update the archive with episodes without a fault."""
-        wins: dict[str, list[bool]] = {}
+        wins: dict[int, list[bool]] = {}
         for record in rollout.records:
-            found = wins.setdefault(record.group, [])
-            if record.fault is None:
-                found.append(record.won)
-        for group, found in wins.items():
-            if group in self._begun:
-                # Before the new walks are kept: the archive may drop the oldest episodes for them.
-                self._archive.update(self._begun.pop(group), sum(found), len(found))
+            # All groups that started in one episode together: it moves one turn back, however many they are.
+            if record.group in self._begun and record.fault is None:
+                wins.setdefault(self._begun[record.group], []).append(record.won)
+        for episode, found in wins.items():
+            # Before the new walks are kept: the archive may drop the oldest episodes for them.
+            self._archive.update(episode, sum(found), len(found))
+        for record in rollout.records:
+            self._begun.pop(record.group, None)
         for record in rollout.records:
             walk = rollout.walks.get(record.trajectory)
             if walk is not None:

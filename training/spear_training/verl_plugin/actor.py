@@ -210,12 +210,14 @@ class VerlActor:
     ) -> TensorDict:
         """Run one forward pass over ``rows``; return their ``fields``, in their order."""
         keys, lengths, ranks = rows.key.tolist(), rows.prompt_length + rows.response_length, self.ranks
+        most = self._rollout.log_prob_max_token_len_per_gpu
         padding = self._queue.add_padding(-len(keys) % ranks)
         info: dict[str, Any] = {
             "calculate_entropy": calculate_entropy,
             "compute_loss": False,
             "temperature": self._rollout.temperature,
-            **cut_rows(int(lengths.max()), len(keys), ranks, self._rollout.log_prob_max_token_len_per_gpu),
+            "max_token_len_per_gpu": most,  # verl gives the reference policy's engine that of updates
+            **cut_rows(int(lengths.max()), len(keys), ranks, most),
         }
         ask = self._workers.compute_log_prob
         if reference and self._reference_in_actor:

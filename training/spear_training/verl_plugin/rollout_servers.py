@@ -104,7 +104,7 @@ def read_sampling(parameters: dict[str, Any], response_length: int) -> Sampling:
 
 def make_output(answer: Generation) -> TokenOutput:
     """Return a response in verl's own form; ``global_steps`` is what verl calls the version of the weights."""
-    counts = {} if answer.cached_tokens is None else {"cached_tokens": answer.cached_tokens}
+    counts = {} if answer.cached_tokens is None else {"num_cached_tokens": answer.cached_tokens}
     return TokenOutput(
         token_ids=list(answer.token_ids),
         log_probs=list(answer.log_probs),

@@ -158,7 +158,7 @@ class ServerEngine:
             finish = Finish.STOP
         elif StopFinder(self.tokenizer, sampling.stop_strings).is_reached(output.token_ids):
             finish = Finish.STRING
-        cached = output.extra_fields.get("cached_tokens")
+        cached = output.extra_fields.get("num_cached_tokens")
         version = output.extra_fields.get("global_steps")
         log_probs = tuple(output.log_probs or ())
         return Generation(tuple(output.token_ids), log_probs, finish, cached_tokens=cached, version=version)

@@ -55,7 +55,7 @@ from spear_training.verl_plugin.actor import VerlActor, VerlCritic, actor_loss, 
 from spear_training.verl_plugin.queue import PARTITION, StepQueue
 from spear_training.verl_plugin.rollout_servers import OneServerClient, close_servers, explain_death
 from spear_training.verl_plugin.rollout_worker import EpisodeOrder, RolloutManager
-from spear_training.verl_plugin.workers import SpearActorRolloutRefWorker, SpearCriticWorker
+from spear_training.verl_plugin.workers import SpearActorRolloutRefWorker, SpearTrainingWorker
 
 
 class TaskDataset(Dataset):
@@ -145,7 +145,7 @@ class SpearTrainer(PPOTrainerSync):
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         for role in self.role_worker_mapping:
-            worker = SpearCriticWorker if role is Role.Critic else SpearActorRolloutRefWorker
+            worker = SpearTrainingWorker if role is Role.Critic else SpearActorRolloutRefWorker
             self.role_worker_mapping[role] = ray.remote(worker)
 
     def on_init_end(self) -> None:

@@ -16,7 +16,6 @@ from tensordict import TensorDict
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.lr_scheduler import LambdaLR
 from verl.models.transformers import monkey_patch
-from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.utils.device import get_device_name
@@ -232,6 +231,22 @@ VALUE_HEADS = ("score", "classifier", "v_head")
 """Names in transformers and trl of the layer that turns a hidden state into a value."""
 
 
+def blank_values(module: torch.nn.Module) -> None:
+    """Have a critic begin with the value 0 everywhere; call it before FSDP, of which version 1 hides names.
+
+    A value head drawn at random would put noise of the size of the returns into the first advantages. Raises SpearError
+    if the model has no value head that is known.
+    """
+    heads = [
+        parameter for name, parameter in module.named_parameters() if not set(VALUE_HEADS).isdisjoint(name.split("."))
+    ]
+    if not heads:
+        raise SpearError("the critic's model has no value head that is known: choose another critic.model.path")
+    with torch.no_grad():
+        for parameter in heads:
+            parameter.zero_()
+
+
 class PacksRows(ReshardsCheckpoints):
     """A mixin of verl's FSDP engines: rows without padding, or shared by ranks, where there is no flash-attention."""
 
@@ -308,9 +323,11 @@ class ValueModelEngine(PacksRows, FSDPEngineWithValueHead):
         config.architectures = [config.architectures[0].replace("ForCausalLM", "ForTokenClassification")]
         self.model_config.model_type = "language_model"
         try:
-            return super()._build_module()
+            module = super()._build_module()
         finally:
             self.model_config.model_type = "value_model"
+        blank_values(module)
+        return module
 
 
 @EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
@@ -348,28 +365,6 @@ class SpearTrainingWorker(TrainingWorker):
         if tu.get(data, key="hold_learning_rate", default=False):
             tu.assign_non_tensor(data, update_lr_scheduler=False)
         return super().train_batch(data)
-
-
-class SpearCriticWorker(SpearTrainingWorker):
-    """A critic that begins with the actor's network and the value 0 everywhere.
-
-    A value head drawn at random would put noise of the size of the returns into the first advantages.
-    """
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def reset(self) -> None:
-        """Load the model and blank its value head."""
-        super().reset()
-        heads = [
-            parameter
-            for name, parameter in self.engine.module.named_parameters()
-            if not set(VALUE_HEADS).isdisjoint(name.split("."))
-        ]
-        if not heads:
-            raise SpearError("the critic's model has no value head that is known: choose another critic.model.path")
-        with torch.no_grad():
-            for parameter in heads:
-                parameter.zero_()
 
 
 class SpearActorRolloutRefWorker(ActorRolloutRefWorker):

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from responses_api_agents.gymnasium_agent.app import GymnasiumAgent, GymnasiumAgentConfig, GymnasiumAgentRunRequest
 
 from spear_envs.adapters.nemo_gym import SpearServer, make_rows, write_response
+from spear_envs.core.parsing import TagParser
 from tests.spear_envs.adapters.conforming import compare_totals
 from tests.spear_envs.adapters.episodes import Episode, Script
 from tests.spear_envs.adapters.scripted_model import ScriptedModel, run_model
@@ -94,11 +95,14 @@ def think() -> None:
     """NeMo Gym's own model server puts thoughts into items of their own."""
     part = {"type": "output_text", "text": "<action>up</action>", "annotations": []}
     message = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [part]}
-    thought = {"type": "reasoning", "id": "t", "summary": [{"type": "summary_text", "text": "towards the box"}]}
-    answer = {"id": "r", "created_at": 0, "model": "m", "object": "response", "output": [thought, message]}
+    answer = {"id": "r", "created_at": 0, "model": "m", "object": "response"}
     more = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
-    response = NeMoGymResponse.model_validate(answer | more)
-    assert write_response(response) == "<think>towards the box</think><action>up</action>"
+    asked = "<think>towards the box</think><action>up</action>"
+    for own, written in (([], asked), (["I look.\n"], f"<think>\nI look.\n\n</think>\n\n{asked}")):
+        summary = [{"type": "summary_text", "text": text} for text in (*own, "towards the box")]
+        thought = {"type": "reasoning", "id": "t", "summary": summary}
+        response = NeMoGymResponse.model_validate(answer | more | {"output": [thought, message]})
+        assert write_response(response) == written and TagParser().parse(written).action == "up"
 
 
 if __name__ == "__main__":

@@ -30,6 +30,10 @@ make() {
     shift 3
     wanted=$(cat "$constraints" scripts/setup_peers.sh VERSION pyproject.toml sandbox/pyproject.toml | cksum)
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return; fi
+    if [ ! -e "$folder/pyvenv.cfg" ] && [ -n "$(ls -A "$folder" 2>/dev/null)" ]; then
+        echo "setup_peers: '$folder' has other files, which a set-up would delete: name another folder" >&2
+        exit 1
+    fi
     "$interpreter" -m venv --clear "$folder"
     if grep -q '^torch==' "$constraints"; then
         install "$folder" -c "$constraints" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch

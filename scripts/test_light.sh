@@ -20,6 +20,10 @@ $(cat VERSION pyproject.toml ./*/pyproject.toml setup.py spear_envs/bm25/*.[ch] 
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_USER=0
 unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX
 if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
+    if [ ! -e "$light/pyvenv.cfg" ] && [ -n "$(ls -A "$light" 2>/dev/null)" ]; then
+        echo "test_light: '$light' has other files, which a set-up would delete: name another folder" >&2
+        exit 1
+    fi
     "$python" -m venv --clear "$light"
     PYTHONWARNINGS=ignore "$light/bin/python" -m pip install -q -c constraints/cpu.txt \
         pytest pytest-timeout pytest-xdist hypothesis PyYAML -e './sandbox[server]' -e '.[data,sandbox,env-server,retriever]' -e './agents[api]'

@@ -150,6 +150,17 @@ def test_a_folder_with_other_files_is_left_alone(checkout: Path) -> None:
     assert "making venv" in set_up(checkout)[0], "an empty one is taken"
 
 
+@pytest.mark.parametrize(("script", "variable"), [("test_light.sh", "LIGHT"), ("setup_peers.sh", "PEERS")])
+def test_environments_for_tests_leave_a_folder_with_other_files_alone(
+    tmp_path: Path, script: str, variable: str
+) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    variables = os.environ | {variable: str(tmp_path), "PYTHON": sys.executable}
+    done = subprocess.run(["bash", str(ROOT / "scripts" / script)], env=variables, capture_output=True, text=True)
+    assert done.returncode == 1 and "other files" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
 def test_an_environment_of_another_python_is_left_alone(checkout: Path) -> None:
     programs = checkout / "venv" / "bin"
     programs.mkdir(parents=True)

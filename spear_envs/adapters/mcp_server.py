@@ -85,7 +85,10 @@ class ToolEpisode:
                 self._broken = True
                 raise CallError(f"The environment failed ({type(error).__name__}). {ENDED}") from error
             finally:
-                self._save()
+                try:
+                    self._save()
+                except OSError as error:  # the turn has been played, and the next call writes the file again
+                    logger.error("%s cannot be written: %s", self._out, error.strerror)
             return self.last
 
     def describe(self) -> dict[str, Any]:

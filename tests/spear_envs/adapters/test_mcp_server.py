@@ -104,6 +104,16 @@ def test_what_is_wrong_is_told_and_costs_no_turn(monkeypatch: pytest.MonkeyPatch
     asyncio.run(go())
 
 
+def test_a_file_that_cannot_be_written_costs_no_observation(tmp_path: Path) -> None:
+    out = tmp_path / "out" / "episode.json"
+    out.parent.mkdir()
+    episode = ToolEpisode(make_plain(CORRIDOR), seed=1, out=out)
+    for turn, (source, target) in enumerate(((out.parent, tmp_path / "away"), (tmp_path / "away", out.parent)), 1):
+        source.rename(target)
+        assert asyncio.run(episode.call("act", {"action": "left"})).info["turn"] == turn
+    assert json.loads(out.read_text())["turns"] == 2
+
+
 def test_a_call_that_the_client_gives_up_is_played_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_plain(CORRIDOR)
     act, played, begun = env._act, [], threading.Event()

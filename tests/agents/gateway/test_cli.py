@@ -114,6 +114,27 @@ def test_a_record_that_cannot_be_kept_ends_the_gateway(script: Script, tmp_path:
         assert running.process.wait(20) == 1 and "--mixed-models" in ended.text
 
 
+def make_slow_corridor(method: str) -> Any:
+    """A corridor whose ``method`` waits for ``go_on``."""
+
+    class SlowCorridor(CorridorEnv):
+        metadata: ClassVar[dict[str, Any]] = {**CorridorEnv.metadata, "blocking": True}
+        closed: ClassVar[list[int]] = []
+        begun: ClassVar[threading.Event] = threading.Event()
+        go_on: ClassVar[threading.Event] = threading.Event()
+
+        def close(self) -> None:
+            self.closed.append(id(self))
+
+    def wait(self: CorridorEnv, value: Any) -> Any:
+        SlowCorridor.begun.set()
+        assert SlowCorridor.go_on.wait(20)
+        return getattr(CorridorEnv, method)(self, value)
+
+    setattr(SlowCorridor, method, wait)
+    return SlowCorridor
+
+
 def make_host(env: type[CorridorEnv], records: list[Trajectory]) -> tuple[Gateway, Host]:
     prompts = PromptBuilder(ChatByteTokenizer(), CompactTemplate(), Layout.CONVERSATION)
     policy: Any = SimpleNamespace(
@@ -126,19 +147,7 @@ def make_host(env: type[CorridorEnv], records: list[Trajectory]) -> tuple[Gatewa
 
 
 def test_an_episode_that_begins_while_the_gateway_ends_leaves_nothing_open() -> None:
-    class SlowCorridor(CorridorEnv):
-        metadata: ClassVar[dict[str, Any]] = {**CorridorEnv.metadata, "blocking": True}
-        closed: ClassVar[list[int]] = []
-        begun: ClassVar[threading.Event] = threading.Event()
-        go_on: ClassVar[threading.Event] = threading.Event()
-
-        def _start(self, task: Any) -> None:
-            self.begun.set()
-            assert self.go_on.wait(20)
-            super()._start(task)
-
-        def close(self) -> None:
-            self.closed.append(id(self))
+    SlowCorridor = make_slow_corridor("_start")
 
     async def play() -> None:
         gateway, host = make_host(SlowCorridor, records)
@@ -160,19 +169,7 @@ def test_an_episode_that_begins_while_the_gateway_ends_leaves_nothing_open() -> 
 
 
 def test_an_episode_whose_end_waits_for_a_step_is_recorded_when_the_gateway_ends() -> None:
-    class SlowCorridor(CorridorEnv):
-        metadata: ClassVar[dict[str, Any]] = {**CorridorEnv.metadata, "blocking": True}
-        closed: ClassVar[list[int]] = []
-        begun: ClassVar[threading.Event] = threading.Event()
-        go_on: ClassVar[threading.Event] = threading.Event()
-
-        def _act(self, action: str) -> Any:
-            self.begun.set()
-            assert self.go_on.wait(20)
-            return super()._act(action)
-
-        def close(self) -> None:
-            self.closed.append(id(self))
+    SlowCorridor = make_slow_corridor("_act")
 
     async def play() -> None:
         gateway, host = make_host(SlowCorridor, records)

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from spear_envs import __version__
 from spear_envs.completion import ENV, register_shells
-from spear_envs.core.errors import describe_error, refuse_constant, suggest_name
+from spear_envs.core.errors import STRICT_JSON, describe_error, suggest_name
 from spear_envs.core.machine import import_module
 from spear_sandbox.console import DEBUG, explain_missing, run_command
 
@@ -236,7 +236,7 @@ def read_keywords(pairs: tuple[str, ...]) -> dict[str, Any]:
         if not equals or not key.isidentifier():
             raise click.UsageError(f"{pair!r} is not KEY=VALUE: write, for instance, boxes=2.")
         try:
-            keywords[key] = json.loads(value, parse_constant=refuse_constant)
+            keywords[key] = json.loads(value, **STRICT_JSON)
         except (ValueError, RecursionError):
             keywords[key] = value
     return keywords

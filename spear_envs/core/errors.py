@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from spear_sandbox.errors import SpearError, explain_invalid, suggest_name
 
@@ -109,12 +110,22 @@ def refuse_unknown(cls: type, keywords: Iterable[str]) -> None:
             raise SpearError(f"{cls.__name__} has no keyword {name!r}.{suggest_name(name, known)} It has {has}.")
 
 
-def refuse_constant(word: str) -> NoReturn:
-    """Raise ValueError for NaN and Infinity, which JSON does not have: a ``parse_constant`` of Python's reader.
-
-    A record with NaN would never equal itself.
-    """
+def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a JSON number")
+
+
+def _read_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is too large for a number")
+    return value
+
+
+STRICT_JSON: Final[Mapping[str, Any]] = {"parse_constant": _refuse_constant, "parse_float": _read_float}
+"""Keywords of Python's JSON reader that refuse NaN and infinite numbers: JSON cannot write them again.
+
+A record with NaN would never equal itself.
+"""
 
 
 class EnvFault(SpearError):

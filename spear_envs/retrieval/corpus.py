@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from spear_envs.core.errors import SpearError, name_error, refuse_constant
+from spear_envs.core.errors import STRICT_JSON, SpearError, name_error
 from spear_envs.data.files import MANIFEST, check_manifest, put_file, read_manifest, write_manifest
 
 FORMAT = "spear-corpus-lines-1"
@@ -204,7 +204,7 @@ def _read_id(line: bytes, number: int, name: str) -> str:
     )
 
 
-_DECODER = json.JSONDecoder(parse_constant=refuse_constant)
+_DECODER = json.JSONDecoder(**STRICT_JSON)
 
 
 def _refuse_duplicates(file: BinaryIO, name: str, offsets: Sequence[int], hashes: array[int]) -> None:

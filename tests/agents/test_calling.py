@@ -141,6 +141,7 @@ def test_calls_of_each_family_are_read(written: str, made: list[ToolCall]) -> No
         f"<tool_call>{PLAIN} and more",
         "<tool_call><function=get><parameter=city>Par",
         '<tool_call>{"name": "get", "arguments": {"days": NaN}}</tool_call>',
+        '<tool_call>{"name": "get", "arguments": {"days": -1e999}}</tool_call>',
     ],
 )
 def test_what_is_no_call_stays_text(text: str) -> None:

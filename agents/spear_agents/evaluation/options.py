@@ -16,7 +16,7 @@ from spear_agents.evaluation.settings import CONCURRENCY, EngineKind, EvalSettin
 from spear_agents.model_files import resolve_model
 from spear_envs.cli import read_keywords
 from spear_envs.completion import SPLIT
-from spear_envs.core.errors import SpearError, refuse_constant
+from spear_envs.core.errors import STRICT_JSON, SpearError
 from spear_sandbox.console import take_options
 from spear_sandbox.options import name_option, take_values
 from spear_sandbox.terminal import Console
@@ -184,7 +184,7 @@ def _read_object(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = json.loads(text, parse_constant=refuse_constant)
+        found = json.loads(text, **STRICT_JSON)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

@@ -11,13 +11,13 @@ from typing import Any
 
 from spear_agents.engines.base import ContextExceededError, Finish
 from spear_agents.play.chat import Chat
-from spear_envs.core.errors import SpearError, refuse_constant
+from spear_envs.core.errors import STRICT_JSON, SpearError
 
 Message = Mapping[str, Any]
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
-_DECODER = json.JSONDecoder(strict=False, parse_constant=refuse_constant)
+_DECODER = json.JSONDecoder(strict=False, **STRICT_JSON)
 """Models write line breaks within texts; clients in other languages read no NaN."""
 _LISTS = ("<tool_call>", "<|tool_call|>", "functools", "[TOOL_CALLS]", "<TOOLCALL>")
 """Marks before calls as JSON objects: Hermes, Granite and Phi-4, Phi-4-mini, Mistral, Nemotron."""

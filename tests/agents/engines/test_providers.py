@@ -150,6 +150,7 @@ def test_variables_of_the_chat_template_go_to_vllm_alone(script: Script) -> None
         (["--header", "X-Team=a", "--header", "x-team=b"], "twice"),
         (["--header", "X-Stainless-Retry-Count=x"], "X-Stainless-Retry-Count"),
         (["--extra-body", '{"a": NaN}'], "JSON"),
+        (["--extra-body", '{"a": 1e999}'], "JSON"),
         (["--base-url", "http://[::1/v1"], "[::1"),
         (["--base-url", "http://127.0.0.1:99999/v1"], "99999"),
         (["--base-url", f"http://{'x' * 70}.org/v1"], "cannot be reached"),

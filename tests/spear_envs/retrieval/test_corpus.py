@@ -61,6 +61,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_document(tmp_path: Path) -> N
         ('{"id": "2"}\n', "lacks a text under 'contents'"),
         ('{"id": "2", "contents": ["x"]}\n', "lacks a text under 'contents'"),
         ('{"id": "2", "contents": "x", "score": NaN}\n', "NaN is not a JSON number"),
+        ('{"id": "2", "contents": "x", "score": 1e999}\n', "1e999 is too large"),
         (b'{"id": "2", "contents": "\xff"}\n', "line 2, is not JSON"),
         ('{"id": 2, "contents": ' + "[" * 100_000 + "\n", "line 2, is not JSON"),
         ('{"id": "1", "contents": "other"}\n', "lines 1 and 2 have the id '1'"),

@@ -22,7 +22,7 @@ _NARROW = re.compile(r"\\[,;:!]|[\u2006\u2009-\u200f\u202f\ufeff]|\\(?:display|t
 """What prints nothing, or next to nothing, and may stand within a number."""
 _SPACE = re.compile(r"(?:\\(?:q?quad|(?:en|thin|med|thick)?space)(?![A-Za-z])|\\(?=\s)|\\\\|~|\s)+")
 _MARKS = re.compile(
-    r"\\[()\[\]#$]|[$€£¥]|\\(?:text)?color\s*\{\w+\}"
+    r"\\[()\[\]#$]|[$€£¥₹]|\\(?:text)?color\s*\{\w+\}"
     r"|\\(?:left|right|[bB]igg?[lr]?|pounds|euro|[Ll]arge|LARGE|[Hh]uge|bf|rm|it|sf|tt|em)(?![A-Za-z])"
 )
 """Delimiters of mathematics, signs of currency, sizes, colours."""
@@ -38,7 +38,7 @@ _NUMBER = re.compile(
 _ENCLOSED = re.compile(r"(?<!\\)\{([0-9]+)\}|^\( ?([+-]?[0-9,]+) ?\)(?! ?[0-9])")
 _UNIT = re.compile(r"[ /.·(]*(\x01?)([A-Za-z]+)\.?(?:\^?\{?[23²³]\}?)?")
 _SHORT_UNITS = re.compile(
-    "[ckmn]m|[km]g|lbs?|oz|ft|in|yd|mi|mph|ml|hrs?|min|sec|day|men|usd|eur|ms|kj|kw|hz|sq|cu", re.IGNORECASE
+    "[ckmn]m|[km]g|lbs?|oz|ft|in|yd|mi|mph|ml|hrs?|min|sec|day|old|men|usd|eur|ms|kj|kw|hz|sq|cu", re.IGNORECASE
 )
 _LETTERS_AS_UNITS = frozenset("msghlLdNJWVCF")
 _NO_UNITS = re.compile(

@@ -334,14 +334,17 @@ class CodeParser:
 
 
 _BOX = "\\boxed{"
-_BRACES = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|([+-]?[0-9]+(?:,[0-9]{3})*))|[{}]")
+_BRACES = re.compile(
+    r"\\(?:boxed|fbox)\s*(?:\{|([+-]?(?:[0-9]+(?:,[0-9]{3})*)?(?:\.[0-9]+)?(?:/[0-9]+)?)(?<=[0-9])"
+    r"(?![\w!*/]|[.,][0-9]|\^(?!\{?\\circ)|\\(?:[dt]?frac|sqrt|pi|cdot|times)(?![a-z])))|[{}]"
+)
 
 
 def find_last_box(text: str) -> str | None:
     r"""Return the content of the closed box that begins last, the innermost of nested ones; None if there is none.
 
-    A box is ``\boxed{…}`` or ``\fbox{…}``, also with blanks before its brace, or ``\boxed`` before a bare number.
-    Takes time linear in the text.
+    A box is ``\boxed{…}`` or ``\fbox{…}``, also with blanks before its brace, or ``\boxed`` before a bare number
+    that ends there. Takes time linear in the text.
     """
     opened: list[int] = []
     best = (-1, -1)

@@ -208,8 +208,8 @@ def matches(a: str, b: str) -> bool:
 
 
 def _split(text: str) -> frozenset[str]:
-    # İ alone has two letters in lower case; the original lowers code point by code point and gets one.
-    text = text.translate(_DELETED).replace("\u0130", "i")
+    # The original lowers code point by code point: İ becomes one letter, and a Σ that ends a word is not ς.
+    text = text.translate(_DELETED).replace("\u0130", "i").replace("\u03a3", "\u03c3")
     return frozenset(_NOT_ALPHANUMERIC.sub(" ", text).lower().split())
 
 

@@ -307,6 +307,7 @@ def test_a_picture_has_as_many_tokens_as_merged_patches(model: HFModel) -> None:
         assert reader.count_tokens(picture) == int(grid.prod()) // 4
         ids = load_tokenizer(model.path).encode(reader.mark(picture), add_special_tokens=False)
         assert ids.count(reader.image_token_id) == reader.count_tokens(picture) == len(ids) - 2
+    assert reader.count_tokens(np.zeros((96, 96, 3), np.uint8)) == 100, "a board of Sokoban, 288 pixels a side"
 
 
 @pytest.mark.parametrize("lengthen", [False, True])

@@ -49,6 +49,7 @@ from spear_agents.engines.replies import (
     read_refusal,
     read_reply,
 )
+from spear_agents.engines.vision import enlarge
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import IMAGE
@@ -580,7 +581,7 @@ def _show_images(messages: list[dict[str, str]], images: Sequence[np.ndarray]) -
         for text in rest:
             picture = next(left, None)
             if picture is not None:
-                parts.append({"type": "image_url", "image_url": {"url": encode_picture(picture)}})
+                parts.append({"type": "image_url", "image_url": {"url": encode_picture(enlarge(picture))}})
             parts += [{"type": "text", "text": text}] if text else []
         shown.append({"role": message["role"], "content": parts if rest else message["content"]})
     return shown

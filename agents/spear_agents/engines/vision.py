@@ -5,6 +5,7 @@ in a sequence.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 MODEL_TYPE = "qwen2_5_vl"
 _OUT_OF_REACH = -1e9
 """A logit of no probability; finite, since an entropy multiplies the two."""
+LEAST_PIXELS = 256 * 256
+"""Least area of a picture that a model is shown, as in verl-agent."""
 _OPENING, _PLACE, _CLOSING = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 
 
@@ -41,6 +44,16 @@ def has_vision(path: str | Path) -> bool:
     if config.get("model_type") != MODEL_TYPE:
         raise SpearError(f"{path} is a {config.get('model_type')} model; only {MODEL_TYPE} can read pictures here")
     return True
+
+
+def enlarge(image: np.ndarray) -> np.ndarray:
+    """Return a picture as models are shown it: pixels are repeated until there are :data:`LEAST_PIXELS`.
+
+    Qwen2.5-VL's processor would shrink a board of 96 pixels to 84, which are nine tokens.
+    """
+    height, width = image.shape[:2]
+    factor = max(1, math.ceil(math.sqrt(LEAST_PIXELS / (height * width))))
+    return image.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 class ImageReader:
@@ -68,7 +81,7 @@ class ImageReader:
 
     def count_tokens(self, image: np.ndarray) -> int:
         """Return the number of tokens of a picture, uint8 [height, width, 3]."""
-        height, width = image.shape[:2]
+        height, width = enlarge(image).shape[:2]
         return int(self._processor.get_number_of_image_patches(height, width, {})) // self._merged
 
     def mark(self, image: np.ndarray) -> str:
@@ -86,7 +99,7 @@ class ImageReader:
         """Return ``pixel_values`` [patches, values], float32, and ``image_grid_thw`` [pictures, 3]; empty for none."""
         if not len(images):
             return {}
-        features = self._processor(images=list(images), return_tensors="pt")
+        features = self._processor(images=[enlarge(image) for image in images], return_tensors="pt")
         return {name: features[name] for name in ("pixel_values", "image_grid_thw")}
 
     def find_positions(self, token_ids: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor:

@@ -21,6 +21,7 @@ import numpy as np
 from PIL import Image
 
 from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
+from spear_agents.engines.vision import enlarge
 from spear_agents.engines.vllm_options import (
     SEED,
     EngineLog,
@@ -260,7 +261,7 @@ class VLLMEngine:
 
         prompt = TokensPrompt(prompt_token_ids=list(prompt_ids))
         if images:
-            prompt["multi_modal_data"] = {"image": [Image.fromarray(image) for image in images]}
+            prompt["multi_modal_data"] = {"image": [Image.fromarray(enlarge(image)) for image in images]}
         lora = None if self.options.lora is None else LoRARequest("lora", 1, self.options.lora)
         params = self._make_params(sampling, room)
         last = None

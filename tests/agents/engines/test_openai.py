@@ -3,12 +3,15 @@
 import asyncio
 import json
 import time
+from base64 import b64decode
 from contextlib import suppress
 from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from spear_agents.engines.base import (
     ContextExceededError,
@@ -523,7 +526,7 @@ def test_an_episode_is_played_and_says_what_its_tokens_are(script: Script, layou
 
 def test_pictures_are_sent_in_their_places(script: Script) -> None:
     script.answers = [say(complete())]
-    picture = np.zeros((2, 3, 3), np.uint8)
+    picture = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
 
     async def run() -> None:
         engine = OpenAIEngine(script.server())
@@ -534,7 +537,10 @@ def test_pictures_are_sent_in_their_places(script: Script) -> None:
     asyncio.run(run())
     parts = script.requests[0]["messages"][0]["content"]
     assert [part["type"] for part in parts] == ["text", "image_url", "text"]
-    assert parts[1]["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
+    head, _, data = parts[1]["image_url"]["url"].partition(",")
+    shown = np.asarray(Image.open(BytesIO(b64decode(data))))
+    assert head == "data:image/png;base64" and shown.shape == (210, 315, 3), "as large as models need it"
+    assert np.array_equal(shown[::105, ::105], picture)
 
 
 def test_a_conversation_within_the_models_own_message_is_refused(script: Script) -> None:

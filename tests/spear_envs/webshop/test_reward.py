@@ -144,6 +144,7 @@ def test_recorded_ratios_of_thefuzz_hold(golden: Path) -> None:
         ("éè", "large", 0),  # nothing is left of it
         ("你好", "你好", 100),  # other scripts stay
         ("İ", "i", 100),  # one letter in lower case, not two
+        ("ΟΔΟΣ", "οδος", 75),  # ς is a letter of its own
         ("a_b", "a b", 100),  # no letter and no digit
         ("leak proof", "proof, leak", 100),
         ("fuzzy", "wuzzy", 80),

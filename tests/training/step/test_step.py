@@ -87,9 +87,12 @@ def test_what_is_replayed_is_always_older() -> None:
     assert run.actor.read == [f"{t}-00000_0_{n}" for t in range(1, 7) for n in (0, 1)], "tokens of winners alone"
 
 
-def test_a_replay_step_may_store_nothing() -> None:
+@pytest.mark.parametrize("level", [0.0, 9.0])
+def test_a_replay_step_may_store_nothing_even_if_it_finds_nothing_to_imitate(level: float) -> None:
     run = Run(sil={"always_add": False})
+    run.state.baseline.extend([level] * 9)  # type: ignore[union-attr]
     assert [run.take(t, make_group(f"{t}-00000"))["replay/size"] for t in range(1, 6)] == [2, 4, 0, 2, 4]
+    assert sum(bool(update.rows.replayed.any()) for update in run.actor.passes) == int(level == 0.0)
 
 
 def test_old_rows_leave_the_buffer() -> None:

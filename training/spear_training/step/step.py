@@ -205,7 +205,8 @@ class SpearStep:
     def _store(self, t: int, fresh: RowTable, metrics: dict[str, Any]) -> None:
         """Put eligible rows of this step into the replay buffer, fetching only their tokens."""
         settings, replay = self.settings.sil, self.state.replay
-        if not settings.enabled or (metrics.get("replay/drawn") and not settings.always_add):
+        # By alg:sal a step that empties D adds nothing, even if no row of it was above the baseline.
+        if not settings.enabled or ("replay/discarded" in metrics and not settings.always_add):
             return
         gate = replay.check(fresh)
         if gate.open.any():

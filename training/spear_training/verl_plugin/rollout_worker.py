@@ -34,7 +34,7 @@ from spear_agents.engines.base import (
     require_end_ids,
 )
 from spear_agents.engines.tensors import RequestBatcher
-from spear_agents.engines.vision import ImageReader, has_vision
+from spear_agents.engines.vision import ImageReader, enlarge, has_vision
 from spear_agents.evaluation.records import sum_usage
 from spear_agents.gateway.programs import open_program
 from spear_agents.play.episode import play_episode
@@ -147,7 +147,7 @@ class ServerEngine:
                 request_id.rpartition("#")[0],  # without the turn: an episode stays on one server and its prefix cache
                 prompt_ids=list(prompt_ids),
                 sampling_params=parameters,
-                image_data=[Image.fromarray(image) for image in images] or None,
+                image_data=[Image.fromarray(enlarge(image)) for image in images] or None,
             )
         except EngineFault as fault:
             stop_if_dead(fault)

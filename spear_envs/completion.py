@@ -56,6 +56,10 @@ class SplitName(click.ParamType):
 
     name = "text"
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the split, which may be unknown; an empty text would take the default."""
+        return value or self.fail("an empty text is not a split: is a variable of the shell not set?", param, ctx)
+
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
         """Complete splits of our environments; for others, which would have to be imported, the usual names."""
         # An option without its value ends click's parsing early, which leaves arguments over.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -94,6 +95,8 @@ def evaluate(
       spear eval spear/ALFWorld-v0 --model smollm2-135m --engine vllm --tasks 24 --out runs/small
       spear eval spear/WebShop-v0 --engine openai --base-url http://127.0.0.1:8000/v1 --model NAME --method react
     """
+    if as_json and as_latex:
+        raise click.UsageError("--json and --latex exclude each other: give one of them")
     given = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     settings = settle(env_id, panel_name, options, given, trust=trust)
     if settings.panel is not None and settings.panel.overrides:
@@ -148,7 +151,7 @@ def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, 
     if (panel := evaluation.settings.panel) is not None:
         say(show_entry(f"panel {panel.label}"))
     if out is not None:
-        say(f"episodes and figures: {out / SUMMARY}; `spear view {out}` shows them")
+        say(f"episodes and figures: {out / SUMMARY}; `spear view {shlex.quote(str(out))}` shows them")
     else:
         say("The episodes were not kept: --out FOLDER keeps them for `spear view`.")
 

@@ -101,7 +101,10 @@ class Number(click.FloatRange):
 
 
 class FilePath(click.Path):
-    """A path, with click's options. An empty text, of a variable that is not set, is not the current folder."""
+    """A path, with click's options. An empty text, of a variable that is not set, is not the current folder.
+
+    Shells leave the tilde of ``--out=~/runs``, which would be a folder of that name here.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(path_type=Path, **options)
@@ -109,7 +112,7 @@ class FilePath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("an empty text is not a path: is a variable of the shell not set?", param, ctx)
-        return super().convert(value, param, ctx)
+        return super().convert(os.path.expanduser(value), param, ctx)
 
 
 def take_address(port: int) -> Callable[[F], F]:

@@ -7,9 +7,9 @@ from spear_envs.core.env import (
     RewardMode,
     SpearEnv,
     image_of,
-    set_training_step,
     text_of,
 )
+from spear_envs.core.episode import set_training_step
 from spear_envs.core.errors import EnvFault, SpearError, UnknownTaskError, choose_member
 from spear_envs.core.parsing import (
     MAX_RESPONSE_LENGTH,

@@ -27,7 +27,7 @@ from spear_envs.core.tools import ACT, Tool
 ObsType = TypeVar("ObsType")
 Made = TypeVar("Made", bound="SpearEnv[Any]")
 COPIED = (
-    *("spec", "training_step", "text_measure", "max_turns", "made_limit", "_time_limit"),
+    *("spec", "training_step", "text_measure", "_max_turns", "made_limit", "_time_limit"),
     *("action_space", "observation_space", "_np_random", "_np_random_seed"),
 )
 """Attributes that a copy takes over: neither the constructor nor :meth:`SpearEnv.get_state` has them."""
@@ -191,7 +191,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         tool_reward: str = "paper",
         render_mode: str | None = None,
     ) -> None:
-        self.max_turns = require_whole("max_turns", max_turns, 1)
+        self._max_turns = require_whole("max_turns", max_turns, 1)
         modes = self.metadata["render_modes"]
         if render_mode is not None and render_mode not in modes:
             raise SpearError(f"render_mode={render_mode!r} is not valid: choose one of {modes} or None.")
@@ -326,6 +326,15 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         return self._task
 
     @property
+    def max_turns(self) -> int:
+        """Return the responses after which an episode is truncated: its own, or fewer under a limit of gymnasium."""
+        return int(min(self._max_turns, self.made_limit, self._time_limit))
+
+    @max_turns.setter
+    def max_turns(self, turns: int) -> None:
+        self._max_turns = turns
+
+    @property
     def turn(self) -> int:
         """Return the number of responses taken in this episode."""
         return self.episode.turn
@@ -350,7 +359,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             EnvFault: a service that the task needs is down.
         """
         super().reset(seed=seed)
-        self._time_limit = min(self.made_limit, find_time_limit(self))
+        self._time_limit = find_time_limit(self)
         task_id = self._read_options(options)
         task = self.tasks.draw(self.np_random) if task_id is None else self.tasks.get(task_id)
         self.episode, self._task = Episode(), task
@@ -406,7 +415,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             episode.met[found] = None
             episode.distinct_calls += result.tool_calls
         terminated = result.won or result.done
-        truncated = not terminated and episode.turn >= min(self.max_turns, self._time_limit)
+        truncated = not terminated and episode.turn >= self.max_turns
         episode.done = terminated or truncated
         info = self._info()
         if not self._spear:
@@ -582,18 +591,3 @@ def _make_copy(
     if state is not None:
         env.set_state(state)
     return env
-
-
-def set_training_step(env: Any, step: int) -> None:
-    """Set the global training step of an environment, through wrappers and vector environments.
-
-    Raises:
-        SpearError: it is neither a SPEAR environment nor a vector environment of SPEAR environments.
-    """
-    base = env.unwrapped
-    if isinstance(base, gym.vector.VectorEnv) and hasattr(base, "call"):
-        base.call("set_training_step", step)
-    elif hasattr(base, "set_training_step"):
-        base.set_training_step(step)
-    else:
-        raise SpearError(f"{env} has no training step: it is not an environment of spear_envs.")

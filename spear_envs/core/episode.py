@@ -1,4 +1,4 @@
-"""The base class's record of an episode, and reading it from a saved state."""
+"""The base class's record of an episode, reading it from a saved state, and what wrappers around it say."""
 
 from __future__ import annotations
 
@@ -95,3 +95,18 @@ def find_time_limit(env: gym.Env[Any, Any]) -> float:
             break
         frame = frame.f_back
     return least
+
+
+def set_training_step(env: Any, step: int) -> None:
+    """Set the global training step of an environment, through wrappers and vector environments.
+
+    Raises:
+        SpearError: it is neither a SPEAR environment nor a vector environment of SPEAR environments.
+    """
+    base = env.unwrapped
+    if isinstance(base, gym.vector.VectorEnv) and hasattr(base, "call"):
+        base.call("set_training_step", step)
+    elif hasattr(base, "set_training_step"):
+        base.set_training_step(step)
+    else:
+        raise SpearError(f"{env} has no training step: it is not an environment of spear_envs.")

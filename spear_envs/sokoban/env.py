@@ -151,7 +151,7 @@ class SokobanEnv(SpearEnv[Observation]):
                 require_whole("longest", values.get("longest", 12) if longest is None else longest, 1),
                 by,
             )
-            tasks = make_task_set(recipe, check_split(split or "train", self.splits))
+            tasks = make_task_set(recipe, check_split("train" if split is None else split, self.splits))
             opened = _Opened(tasks, recipe.height, recipe.width, self.splits, recipe.longest)
         self._is_limited = max_turns is not None
         if max_turns is None:
@@ -355,7 +355,7 @@ def _open_levels(
         if level is not None:
             raise SpearError("level and levels exclude each other: give one of them.")
         place = None if number is None else require_whole("number", number, 0)
-        files = make_file_set(Path(os.path.expanduser(levels)), place, split or ALL, by)
+        files = make_file_set(Path(os.path.expanduser(levels)), place, ALL if split is None else split, by)
         longest = None if place is None else files[0].content["optimal"]
         return _Opened(files, files.height, files.width, FILE_SPLITS, longest)
     if not isinstance(level, str):

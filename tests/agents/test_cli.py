@@ -82,6 +82,11 @@ def test_errors_are_one_line_with_the_mend(arguments: list[str], words: str) -> 
     assert "\n" not in str(result.exception)
 
 
+def test_figures_are_printed_in_one_form() -> None:
+    result = CliRunner().invoke(evaluate, [*SOKOBAN, "--json", "--latex"])
+    assert result.exit_code == 2 and "--latex" in result.output
+
+
 def test_scripted_policies_need_no_torch(root: Path) -> None:
     code = (
         "import sys; from spear_agents.cli import evaluate; "

@@ -87,7 +87,7 @@ class Game:
             identity = json.loads(json.dumps(wanted))
             opened = open_log(self.out / EPISODES, env_id, self.core.tasks.fingerprint, identity=identity)
             self._log = stack.enter_context(opened)
-            self.start(task or self.core.tasks[0].id)
+            self.start(self.core.tasks[0].id if task is None else task)
             self._open = stack.pop_all()
 
     def close(self) -> None:

@@ -210,7 +210,7 @@ class Run:
     def refresh(self) -> None:
         """Read new lines, and drop removed files; a torn last line is left for later."""
         with self._lock:
-            found = {path: path.stat() for path in self._find_files()}
+            found = {path: path.stat() for path in self.find_files()}
             # A replaced file is read anew, and so is an empty one: its settings may come later.
             self._sources = {
                 path: source
@@ -274,7 +274,7 @@ class Run:
         """Digest that changes when something was written to the run."""
         metrics = (file for folder in self._find_trainings() for file in (folder / METRICS_FOLDER).glob("*.jsonl"))
         digest = hashlib.sha256()
-        for path in (*self._find_files(), *metrics):
+        for path in (*self.find_files(), *metrics):
             with suppress(OSError):
                 digest.update(f"{path} {path.stat().st_size}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
@@ -339,7 +339,8 @@ class Run:
                 source.decoder = open_decoder(source.settings, source.path.parent, self._tokenizer)
             return source.decoder
 
-    def _find_files(self) -> list[Path]:
+    def find_files(self) -> list[Path]:
+        """Return the files of episodes."""
         if self.path.is_file():
             return [self.path]
         return [folder / EPISODES for folder in _walk(self.path) if (folder / EPISODES).is_file()]

@@ -7,10 +7,12 @@ import base64
 import gzip
 import hashlib
 import html
+import io
 import json
 import logging
 import re
 import secrets
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,8 +49,10 @@ def export_page(run: Run, path: str | Path, on_episode: Callable[[], object] = l
     """Write a run as one HTML file that needs neither a server nor a network; return its bytes.
 
     Episodes are compressed one by one, and the page unpacks one when it is opened. ``on_episode`` is called after each.
-    Raises SpearError if the file cannot be written.
+    Raises SpearError if the file cannot be written, or is a record of the run.
     """
+    if Path(path).resolve() in map(Path.resolve, run.find_files()):
+        raise SpearError(f"{path} is the record itself: name another file")
     summary = run.summarise()
 
     def read_bodies() -> Iterator[tuple[int, dict[str, Any]]]:
@@ -372,6 +376,8 @@ def play(
     from spear_agents.viewer.play import play_in_terminal, use_readline
 
     game = open_game()
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # one byte that is not UTF-8 would end the game
     try:
         if sys.stdin.isatty():
             use_readline(game)
@@ -380,7 +386,7 @@ def play(
     finally:
         game.close()
     if game.recorded:
-        echo(f"\n{game.recorded} recorded in {folder}: spear view {folder}")
+        echo(f"\n{game.recorded} recorded in {folder}: spear view {shlex.quote(str(folder))}")
     else:
         echo("\nNothing was recorded: only episodes that end are.")
 

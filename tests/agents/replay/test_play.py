@@ -187,6 +187,25 @@ def test_the_command_plays_what_is_piped_into_it(tmp_path: Path) -> None:
     assert next(iter(read_trajectories(out / "episodes.jsonl"))).won
 
 
+def test_a_byte_that_is_no_text_costs_a_turn_and_not_the_game(tmp_path: Path) -> None:
+    arguments = ["spear/ALFWorld-v0", "--out", str(tmp_path / "my run")]
+    done = CliRunner().invoke(play, arguments, input=b"look\n\xff\nlook\n/quit\n")
+    assert done.exit_code == 0 and "(turn 4 of" in done.output
+
+
+@pytest.mark.parametrize("words", [["--split", ""], ["--task", ""]])
+def test_an_empty_text_is_not_the_default(words: list[str], tmp_path: Path) -> None:
+    done = CliRunner().invoke(play, ["spear/ALFWorld-v0", *words, "--out", str(tmp_path)], input="/quit\n")
+    assert done.exit_code in (1, 2), done.output
+
+
+def test_a_tilde_is_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(play, ["spear/ALFWorld-v0", "--out=~/played"], input="/quit\n")
+    assert done.exit_code == 0 and (tmp_path / "home" / "played").is_dir() and not (tmp_path / "~").exists()
+
+
 def test_undo_takes_the_reward_back(corridor_id: str, tmp_path: Path) -> None:
     game = Game(corridor_id, tmp_path, template="compact", env_kwargs={"reward": "native"})
     game.act("back")

@@ -213,6 +213,16 @@ def test_a_folder_whose_name_is_no_text_is_shown(sokoban_run: Path, tmp_path: Pa
     assert "<title>run\ufffd&lt;b&gt; · SPEAR</title>" in (tmp_path / "page.html").read_text("utf-8")
 
 
+def test_a_page_does_not_replace_the_record(sokoban_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(sokoban_run, tmp_path / "run")
+    record = next(run.glob("**/episodes.jsonl"))
+    before = record.read_bytes()
+    for path in (run, record):
+        result = CliRunner().invoke(view, [str(path), "--export", str(record)])
+        assert isinstance(result.exception, SpearError) and "the record" in str(result.exception)
+    assert record.read_bytes() == before
+
+
 def test_a_page_is_served_until_ctrl_c(sokoban_run: Path, root: Path) -> None:
     program = [sys.executable, "-u", "-m", "spear_envs.cli", "view", str(sokoban_run), "--port", "0"]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root)

@@ -336,8 +336,9 @@ def test_a_time_limit_of_gymnasium_ends_an_episode_as_the_turn_limit_does(wrap: 
         env = gym.make(CORRIDOR, max_episode_steps=limit, **own, max_turns=20)
     assert end(env) == end(CorridorEnv(**own, max_turns=min(limit, 20)))
     assert env.unwrapped.get_state()["episode"]["done"]
+    assert env.unwrapped.max_turns == copy.deepcopy(env).unwrapped.max_turns == min(limit, 20)
     env.unwrapped.reset(seed=0)  # without the wrapper around it
-    assert not env.unwrapped.done and env.unwrapped._time_limit > limit
+    assert not env.unwrapped.done and env.unwrapped.max_turns == 20
 
 
 class LuckyCorridorEnv(CorridorEnv):

@@ -39,6 +39,7 @@ def test_an_environment_of_a_split(env_id: str) -> None:
         ("spear/Sokoban-v1", "test", {"split": "train"}, "split is not a keyword here"),
         ("spear/Sokoban-v1", "tests", {}, "Did you mean 'test'"),
         ("CartPole-v1", None, {}, "not a SpearEnv"),
+        ("spear/Sokoban-v1", "", {}, "split=''"),
         ("spear/Sokoban-v1", None, {"max_episode_steps": 0}, "max_episode_steps"),
         ("spear/Sokoban-v1", None, {"render_mode": 3}, "render_mode"),
         ("spear/Sokoban-v1", None, {"max_episode_steps": "x"}, "max_episode_steps"),
@@ -60,6 +61,7 @@ gym.register("tests/ShortCorridor-v0", "tests.spear_envs.corridor:CorridorEnv", 
 )
 def test_a_limit_of_gymnasium_counts_without_its_wrapper(env_id: str, keywords: dict[str, Any]) -> None:
     env: Any = make_env(env_id, keywords=keywords)
+    assert env.max_turns == 3, "prompts tell it"
     env.reset(seed=0)
     ends = [env.step("")[3] for _ in range(3)]
     assert ends == [False, False, True]

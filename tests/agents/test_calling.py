@@ -204,6 +204,9 @@ def test_the_form_is_read_off_the_chat_template() -> None:
     assert find_form("") is CallForm.HERMES
     assert find_form("{% if tools %}[TOOL_CALLS]{% endif %}") is CallForm.HERMES
     assert find_form("{% for tool in tools %}<|call|>{% endfor %}") is CallForm.UNKNOWN
+    # Command R7B: a schema has parameters too, and a call is {"tool_name": …}, which stayed text.
+    schema = '{"name": "{{ name }}", "description": "{{ text }}", "parameters": {{ schema }}}'
+    assert find_form(schema + '<|START_ACTION|>[{"tool_name": "{{ n }}", "parameters": {}}]') is CallForm.UNKNOWN
 
 
 def test_tools_are_spelled_out_for_templates_that_know_none() -> None:

@@ -218,13 +218,14 @@ class PictureBytes(ChatBytes):
     """As vision models have it: contents may be parts, and a picture is a token in a frame of tokens."""
 
     all_special_tokens = ("<|pad|>", "<|in|>", "<|out|>")
+    mark = "<|in|><|image|><|out|>"
 
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> str:
         shown = []
         for message in conversation:
             parts = message["content"]
             if not isinstance(parts, str):
-                parts = "".join(part.get("text", "<|in|><|image|><|out|>") for part in parts)
+                parts = "".join(part.get("text", self.mark) for part in parts)
             shown.append({**message, "content": parts})
         return super().apply_chat_template(shown, **kwargs)
 
@@ -237,6 +238,9 @@ def test_a_picture_s_place_is_written_as_the_model_reads_it(tiny_model: Path) ->
     assert mark == "<|in|><|image|><|out|>"
     assert find_image_mark(load_tokenizer(tiny_model)) == find_image_mark(ByteTokenizer()) == IMAGE
     assert find_image_mark(ChatBytes()) == IMAGE
+    mistral = PictureBytes()
+    mistral.mark = "[IMG]"
+    assert find_image_mark(mistral) == "[IMG]"
     builder = PromptBuilder(tokenizer, PictureTemplate(), mark_image=lambda picture: mark)
     first = builder.begin().next(**see("<|in|> here"), picture=np.zeros((2, 3, 3), np.uint8))
     assert first is not None and first.shows_image

@@ -16,7 +16,7 @@ from spear_agents.engines.base import ContextExceededError, Finish
 from spear_agents.play.chat import Chat
 from spear_agents.play.prompting import PromptBuilder
 from spear_agents.play.trajectory import Layout
-from spear_agents.play.transcript import Transcript
+from spear_agents.play.transcript import ToolCall, Transcript
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import CompactTemplate
 from tests.agents.test_prompting import see
@@ -74,6 +74,23 @@ def test_tools_are_shown_as_the_chat_template_can(template: str, words: str) -> 
     tokenizer.chat_template = template
     asked = Transcript(Chat(tokenizer)).ask([{"role": "user", "content": "hi"}], [_TOOL])
     assert words in asked.text
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_response_has_as_many_calls_as_the_chat_template_shows_again(most: int) -> None:
+    """Llama 3's refuses several, and the program that sends them back would fail."""
+    tokenizer = make_tokenizer("SmolLM2")
+    refusal = "{{ raise_exception('only single tool-calls at once') }}"
+    single = f"{{% for m in messages if m.tool_calls and m.tool_calls | length > {most} %}}{refusal}{{% endfor %}}"
+    tokenizer.chat_template = single + _WITH_TOOLS.replace("FORM", "<tool_call>")
+    transcript = Transcript(Chat(tokenizer))
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+    first = transcript.ask(asked, [_TOOL])
+    said = transcript.add(first, tuple(tokenizer.encode(ToolCall("act", {}).write() * 3)), Finish.STOP)
+    _, calls = transcript.read(first, said, [_TOOL])
+    assert len(calls) == (1 if most == 1 else 3)
+    two = [{"id": f"call0000{i}", "function": {"name": "act", "arguments": {}}} for i, _ in enumerate(calls[:2])]
+    transcript.ask([*asked, {"role": "assistant", "content": "", "tool_calls": two}], [_TOOL])
 
 
 def test_tools_of_an_unknown_form_are_refused() -> None:

@@ -56,6 +56,11 @@ def enlarge(image: np.ndarray) -> np.ndarray:
     return image.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
+def fold_places(token_ids: Sequence[int], place: int) -> list[int]:
+    """Return ids with one image token ``place`` for each picture, as vLLM takes them."""
+    return [i for before, i in zip((None, *token_ids), token_ids, strict=False) if i != place or before != place]
+
+
 class ImageReader:
     """The image side of a Qwen2.5-VL folder, shared by rollouts and the trainer.
 

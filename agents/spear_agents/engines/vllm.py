@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 
 from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
-from spear_agents.engines.vision import enlarge
+from spear_agents.engines.vision import MODEL_TYPE, ImageReader, enlarge, fold_places
 from spear_agents.engines.vllm_options import (
     SEED,
     EngineLog,
@@ -115,6 +115,9 @@ class VLLMEngine:
         self.cache_tokens: int | None = getattr(self._llm.vllm_config.cache_config, "kv_cache_size_tokens", None)
         """Size of the key-value cache in tokens."""
         self.takes_images: bool = config.is_multimodal_model
+        is_known = config.hf_config.model_type == MODEL_TYPE
+        self.reader: ImageReader | None = ImageReader(self.path) if is_known else None
+        """Of Qwen2.5-VL, whose prompts hold all image tokens, so that limits count them; others have one a picture."""
         self._draws = all(self.call_workers("replace_sampling"))
         self.call_workers("fuse_norms")
         core = int(self._llm.engine_core.resources.engine_manager.processes[0].pid)
@@ -128,8 +131,8 @@ class VLLMEngine:
         """See :class:`~spear_agents.engines.base.Engine`.
 
         A response ends with the context, so ``max_tokens`` may exceed it. ``images`` go in the places of the model's
-        image token, one token each. Raises SpearError for images of a text model, an empty prompt, a request that vLLM
-        refuses, and a closed engine.
+        image tokens, see :attr:`reader`. Raises SpearError for images of a text model, an empty prompt, a request that
+        vLLM refuses, and a closed engine.
         """
         if self._closing.locked():
             raise SpearError("this vLLM engine is closed: make a new one")
@@ -259,7 +262,8 @@ class VLLMEngine:
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        prompt = TokensPrompt(prompt_token_ids=list(prompt_ids))
+        given = prompt_ids if self.reader is None else fold_places(prompt_ids, self.reader.image_token_id)
+        prompt = TokensPrompt(prompt_token_ids=list(given))
         if images:
             prompt["multi_modal_data"] = {"image": [Image.fromarray(enlarge(image)) for image in images]}
         lora = None if self.options.lora is None else LoRARequest("lora", 1, self.options.lora)
@@ -306,6 +310,7 @@ class VLLMEngine:
             top_k=sampling.top_k,
             max_tokens=min(sampling.max_tokens, room),
             seed=None if self._draws else seed % 2**63,
+            logit_bias=None if self.reader is None else {self.reader.image_token_id: -100.0},
             extra_args={SEED: seed % 2**64},
             # vLLM reads only some of the files with end tokens.
             ignore_eos=True,

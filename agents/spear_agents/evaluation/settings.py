@@ -381,7 +381,7 @@ def _open_engine(
         if settings.engine is EngineKind.VLLM:
             model = local = VLLMEngine(settings.model, settings.vllm, max_batch=concurrency)
             mark = find_image_mark(tokenizer)
-            mark_image = (lambda picture: mark) if local.takes_images else None
+            mark_image = local.reader.mark if local.reader else (lambda picture: mark) if local.takes_images else None
         else:
             model = HFModel(settings.model, dtype=settings.dtype)
             local = HFEngine(model, max_batch=concurrency, deterministic=deterministic)

@@ -23,12 +23,12 @@ from spear_agents.play.chat import Message
 from spear_agents.play.episode import World, draw_response
 from spear_agents.play.prompting import PromptBuilder, disarm_context
 from spear_agents.play.trajectory import Layout, StopReason, Trajectory, Turn
-from spear_agents.play.transcript import Asked, ToolCall, Transcript, read_calls
+from spear_agents.play.transcript import Asked, ToolCall, Transcript
 from spear_envs.adapters.conversation import find_tools_template
 from spear_envs.core.env import image_of, text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import ResponseFormat
-from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
+from spear_envs.core.prompts import IMAGE, PromptContext, PromptTemplate, RunningTemplate
 from spear_envs.core.tools import CallError, write_call
 from spear_sandbox.web.listening import work_aside
 
@@ -103,14 +103,12 @@ class Session:
     """An episode of one program, which has begun in ``world``. Not thread-safe.
 
     The length limits of ``prompts`` hold for the program's prompts too. It can only ask for shorter responses or more
-    stop strings than those of ``sampling``. Raises SpearError for an environment that shows pictures alone.
+    stop strings than those of ``sampling``. Raises SpearError for an environment whose prompt shows a picture.
     """
 
     def __init__(
         self, world: World, engine: Engine, prompts: PromptBuilder, sampling: Sampling, limits: Limits
     ) -> None:
-        if image_of(world.observation) is not None and not text_of(world.observation):
-            raise SpearError(f"{world.env_id} shows pictures alone, and a program reads text: set modality=text")
         self.world = world
         self.key = secrets.token_hex(8)
         self.token = secrets.token_hex(16)
@@ -137,6 +135,9 @@ class Session:
         self._detail = ""
         self._too_long = False
         self._stepping = asyncio.Lock()
+        is_pictured = image_of(world.observation) is not None
+        if is_pictured and (not text_of(world.observation) or IMAGE in self.write_prompt()):
+            raise SpearError(f"{world.env_id} shows pictures, and a program reads text: set modality=text")
 
     # ---------------------------------------------------------------- the model
 
@@ -238,9 +239,7 @@ class Session:
         response = self._transcript.add(asked, generation.token_ids, generation.finish)
         anchor = shown if isinstance(shown, str) else repr(shown)
         self._calls.append(_Call(asked, generation, response, call_at, anchor))
-        opened = asked.text.rstrip().endswith(("<think>", "[THINK]"))
-        form = self._transcript.form
-        text, calls = read_calls(response, form, tools, thinking=opened) if tools else (response, [])
+        text, calls = self._transcript.read(asked, response, tools) if tools else (response, [])
         reached = next((string for string in stop if string in response), None)
         stop_string = reached if generation.finish is Finish.STRING else None
         return Completion(number, text, calls, generation, len(asked.ids), stop_string)

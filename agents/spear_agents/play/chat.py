@@ -276,16 +276,15 @@ class Chat:
     @cached_property
     def takes_tools(self) -> bool:
         """Whether the chat template shows tools, their calls and their results."""
-        called = {"name": _WORDS[0], "arguments": {_WORDS[1]: _WORDS[2]}}
         schema = {"type": "object", "properties": {_WORDS[1]: {"type": "string", "description": "x"}}}
         tool = {"name": _WORDS[0], "description": "x", "parameters": schema}
-        call = {"type": "function", "id": "call00000", "function": called}
-        messages: list[Message] = [
-            {"role": "user", "content": _WORDS[3]},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "content": _WORDS[4], "tool_call_id": "call00000"},
-        ]
-        return self._shows(messages[:1], tools=[{"type": "function", "function": tool}]) and self._shows(messages)
+        asked: list[Message] = [{"role": "user", "content": _WORDS[3]}]
+        return self._shows(asked, tools=[{"type": "function", "function": tool}]) and self._shows(_probe_calls(1))
+
+    @cached_property
+    def takes_several(self) -> bool:
+        """Whether the chat template shows a message with several calls."""
+        return self._shows(_probe_calls(2))
 
     def _shows(self, messages: list[Message], **keywords: Any) -> bool:
         """Return whether the chat template accepts messages and shows all their words."""
@@ -318,6 +317,15 @@ class Chat:
     def drop_end(self, text: str) -> str:
         """Strip the end mark at the start of ``text``, which follows a response with its own mark."""
         return text.removeprefix(next((mark for mark in self.end_marks if text.startswith(mark)), ""))
+
+
+def _probe_calls(times: int) -> list[Message]:
+    """Return messages with calls of a tool and their results."""
+    called = {"name": _WORDS[0], "arguments": {_WORDS[1]: _WORDS[2]}}
+    ids = [f"call0000{number}" for number in range(times)]
+    calls = [{"type": "function", "id": name, "function": called} for name in ids]
+    results = [{"role": "tool", "content": _WORDS[4], "tool_call_id": name} for name in ids]
+    return [{"role": "user", "content": _WORDS[3]}, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
 
 
 def disarm_places(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -81,8 +82,8 @@ class PromptBuilder:
             (:func:`spear_agents.engines.base.find_end_ids`); a closing one is not part of its text.
         overlong: what to do with a prompt beyond ``max_prompt_tokens``.
         mark_image: the text of a picture in a local model's sequence, from
-            :meth:`spear_agents.engines.vision.ImageReader.mark`, or from :func:`find_image_mark` if the engine inserts
-            the image tokens itself; None leaves ``<image>``, as engines that send messages need it.
+            :meth:`spear_agents.engines.vision.ImageReader.mark`, or from :func:`find_image_mark` if the engine alone
+            knows their number; None leaves ``<image>``, as engines that send messages need it.
         template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}`` of Qwen3's.
 
     Raises:
@@ -392,7 +393,7 @@ def disarm_context(context: PromptContext) -> PromptContext:
 
 
 def find_image_mark(tokenizer: Tokenizer) -> str:
-    """Find what a chat template writes for a picture, such as Qwen's ``<|image_pad|>`` in a frame, else ``<image>``."""
+    """Find what a chat template writes for a picture, such as Mistral's ``[IMG]``, else ``<image>``."""
     seed = "\x02"
     parts = [{"type": "text", "text": seed}, {"type": "image"}, {"type": "text", "text": seed}]
     try:
@@ -401,4 +402,4 @@ def find_image_mark(tokenizer: Tokenizer) -> str:
     except Exception:  # a template is third-party code, and most are for texts
         return IMAGE
     pieces = str(rendered).split(seed)
-    return pieces[1] if len(pieces) == 3 and pieces[1].strip() and "image" in pieces[1].lower() else IMAGE
+    return pieces[1] if len(pieces) == 3 and re.search("image|img", pieces[1], re.IGNORECASE) else IMAGE

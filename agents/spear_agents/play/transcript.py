@@ -50,6 +50,8 @@ _ARGUMENT = re.compile(r"\s*<arg_key>\s*(?!\s)([^<\n]*[^<\s])\s*</arg_key>\s*<ar
 _ARGUMENT_END = re.compile(r"\n?</arg_value>\s*(?=<arg_key>|</tool_call>)")
 _NAME = re.compile(r"\s*([\w.-]+)\s*")
 _FENCE = re.compile(r"```(?:json)?(.*)```", re.DOTALL)
+_ASKS_FOR_LLAMA = re.compile(r'\{"name": [\w ]+, "parameters": ')
+"""Not the schemas of tools, which have ``"parameters"`` in other families too (Command R7B)."""
 _MALFORMED = 64
 """Malformed calls after which the rest of a response is text: an error of Python's JSON takes linear time."""
 _KEYS = {"name", "parameters", "arguments", "type", "id"}
@@ -83,7 +85,7 @@ def find_form(chat_template: str) -> CallForm:
     """Return the form that a chat template asks for; Hermes' (the one of :func:`spell_out`) if it is empty."""
     if not chat_template or any(mark in chat_template for mark in (*_MARKS, *_WRAPPERS)):
         return CallForm.HERMES
-    return CallForm.LLAMA if '"parameters"' in chat_template else CallForm.UNKNOWN
+    return CallForm.LLAMA if _ASKS_FOR_LLAMA.search(chat_template) else CallForm.UNKNOWN
 
 
 def read_calls(
@@ -413,6 +415,14 @@ class Transcript:
         self._free.add(len(self._said))
         self._said.append(_Said(asked.text + response, asked.ids + token_ids, finish, asked.opening))
         return response
+
+    def read(self, asked: Asked, response: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[ToolCall]]:
+        """Return :func:`read_calls` of the response to ``asked``: its first call alone if the chat template of later
+        prompts refuses several, as Llama 3's.
+        """
+        opened = asked.text.rstrip().endswith(tuple(_THOUGHTS))
+        text, calls = read_calls(response, self.form, tools, thinking=opened)
+        return text, calls if not self._knows_tools or self._chat.takes_several else calls[:1]
 
     def leave(self, asked: Asked) -> None:
         """Drop ``asked``, which got no response."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from spear_agents.engines import vllm_options
+from spear_agents.engines.vision import fold_places
 from spear_agents.engines.vllm import VLLMEngine
 from spear_agents.engines.vllm_options import EngineLog, VLLMOptions, read_dtype, read_lora_rank, size_cpu_cache
 from spear_agents.evaluation.options import add_playing_options, make_settings
@@ -70,6 +71,11 @@ def test_folders_without_a_model_or_an_adapter_are_refused(monkeypatch: pytest.M
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 1000}))
     with pytest.raises(SpearError, match="rank 1000"):
         VLLMEngine(tmp_path, VLLMOptions(lora=str(tmp_path)))
+
+
+def test_vllm_is_sent_one_token_for_each_picture() -> None:
+    assert fold_places([1, 7, 7, 7, 2, 3, 3, 1, 7, 2, 7], 7) == [1, 7, 2, 3, 3, 1, 7, 2, 7]
+    assert fold_places([], 7) == [] and fold_places((7, 7), 7) == [7]
 
 
 @pytest.mark.parametrize(("rank", "room"), [(1, 1), (4, 8), (8, 8), (100, 128)])

@@ -148,8 +148,9 @@ def test_what_a_program_played_is_played_again() -> None:
     assert len(frames) == 3 and (frames[1] == frames[2]).all()
 
 
-def test_pictures_alone_are_refused() -> None:
-    env = make_env("spear/Sokoban-v1", keywords={"modality": "image"})
+@pytest.mark.parametrize("modality", ["image", "both"])
+def test_prompts_with_pictures_are_refused(modality: str) -> None:
+    env = make_env("spear/Sokoban-v1", keywords={"modality": modality, "response_format": "plain"})
     with pytest.raises(SpearError, match="pictures"):
         play_program(lambda task: None, KeepingEngine(), env=env, task=env.tasks[0].id)
 

@@ -1,4 +1,4 @@
-"""Mathematical equality by math-verify, with what it misreads mended."""
+"""Mathematical equality by math-verify, with its misreadings corrected."""
 
 from __future__ import annotations
 

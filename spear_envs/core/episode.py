@@ -1,4 +1,4 @@
-"""The base class's record of an episode, reading it from a saved state, and what wrappers around it say."""
+"""The base class's record of an episode, reading it from a saved state, and what reaches it through wrappers."""
 
 from __future__ import annotations
 

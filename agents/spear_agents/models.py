@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import RemoteFile, data_folder
+from spear_envs.data.files import RemoteFile, data_folder, open_regular, read_regular
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def digest_model(folder: str | Path) -> str:
             continue
         size = path.stat().st_size
         digest.update(f"{path.name} {size} ".encode())
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             digest.update(file.read(_MIB))
             file.seek(max(_MIB, size - _MIB))
             digest.update(file.read())
@@ -226,7 +226,7 @@ def digest_model(folder: str | Path) -> str:
 def has_words(model: str | Path) -> bool:
     """Return whether a folder's tokenizer is on the word level, as those of `spear warmstart` are."""
     try:
-        inner = json.loads((Path(model) / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+        inner = json.loads(read_regular(Path(model) / "tokenizer.json"))["model"]
         return inner["type"] == "WordLevel" or inner.get("merges") == []
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return False

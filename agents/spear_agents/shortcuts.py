@@ -30,6 +30,7 @@ from spear_agents.play.prompting import Overlong
 from spear_agents.play.trajectory import Layout, read_trajectories
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.core.making import find_splits
+from spear_envs.data.files import read_regular
 from spear_sandbox.terminal import Console
 
 
@@ -174,7 +175,7 @@ def load(folder: str | Path) -> Evaluation:
     out = Path(folder)
     identity = read_settings(out)
     try:
-        summary = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads(read_regular(out / SUMMARY))
         settings, seconds = _read_settings(summary["settings"]), float(summary["seconds"])
     except FileNotFoundError:
         raise SpearError(f"{out} does not contain {SUMMARY}: finish the evaluation, the same command resumes") from None

@@ -19,7 +19,7 @@ from spear_envs.alfworld.grammar import WORDING_2_1_2, read_wording, replace_sen
 from spear_envs.alfworld.pddl import GameError
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.data import data_folder
-from spear_envs.data.files import digest_file, write_text
+from spear_envs.data.files import digest_file, read_regular, write_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ def read_game_file(path: str | Path) -> GameText:
 def read_game_json(path: str | Path) -> dict[str, Any]:
     """Read the JSON object of a ``game.tw-pddl``; raises as :func:`read_game_file`."""
     try:
-        data = json.loads(Path(path).read_bytes())
+        data = json.loads(read_regular(path))
     except OSError as error:
         raise GameError(f"{path} cannot be read ({error.strerror}): name an existing game.tw-pddl.") from None
     except (ValueError, RecursionError) as error:
@@ -355,7 +355,7 @@ def scan_split(folder: Path, elsewhere: Sequence[Path] = ()) -> Listing:
 
 def _read_cache(path: Path, folder: str) -> dict[str, list[Any]]:
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_regular(path, 2**30))
         return data["games"] if (data["version"], data["folder"]) == (_VERSION, folder) else {}
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return {}
@@ -438,7 +438,7 @@ def _digest_text(text: str) -> str:
 def _read_trajectory(path: Path) -> tuple[str, str, str]:
     """Return the task type, the first sentence of a person, and the fault of the file."""
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_regular(path))
         task_type = data["task_type"]
         sentences = [note["task_desc"].strip() for note in data.get("turk_annotations", {}).get("anns", [])]
         if not isinstance(task_type, str):

@@ -156,7 +156,7 @@ def is_offline() -> bool:
 def digest_file(path: Path, on_bytes: Meter | None = None) -> str:
     """Return the SHA-256 of a file in hex; ``on_bytes`` is called with the number of bytes of each part."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(CHUNK):
             digest.update(block)
             if on_bytes is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar
 
 from spear_envs.core.errors import SpearError, first_line, suggest_name
+from spear_envs.data.files import open_regular
 
 Parsed = TypeVar("Parsed")
 
@@ -65,6 +66,7 @@ def _read_lines(path: Path) -> Iterator[Any]:
         raise SpearError(f"{path} cannot be read: give a .jsonl (also .jsonl.xz, .jsonl.gz) or .parquet file.")
     number = 1
     try:
+        open_regular(path).close()
         with opener(path, "rt", encoding="utf-8-sig") as file:  # Windows programs write a byte order mark
             for line in file:
                 if line.strip():
@@ -85,6 +87,7 @@ def _read_parquet(path: Path, extra: str) -> Iterator[Any]:
     except ModuleNotFoundError as error:
         raise SpearError(f"parquet files need a package ({error}): pip install 'spear-envs[{extra}]'.") from error
     try:
+        open_regular(path).close()
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(_ROWS):
                 yield from batch.to_pylist()

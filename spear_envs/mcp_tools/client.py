@@ -29,7 +29,7 @@ from mcp.types import (
 
 from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.core.tasks import canonical_json
-from spear_envs.data.files import find_last_line, hold_lock
+from spear_envs.data.files import find_last_line, hold_lock, read_regular
 from spear_sandbox.web.endpoints import bound_answers
 
 TOKEN_VARIABLE = "SPEAR_MCP_TOKEN"
@@ -120,8 +120,9 @@ class McpSession:
 
     def _quote(self) -> str:
         """Return the last line of a started server on stderr."""
-        self._said.seek(0)
-        lines = [line.strip() for line in self._said.read()[-4000:].splitlines() if line.strip()]
+        end = os.fstat(self._said.fileno()).st_size  # of a log that may have grown for days
+        said = os.pread(self._said.fileno(), 4000, max(0, end - 4000)).decode("utf-8", "replace")
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
         return f"; it said: {lines[-1][:200]}" if lines else ""
 
     # ---------------------------------------------------------------- in the thread of the portal
@@ -225,7 +226,7 @@ class Recording:
     def _read(self) -> None:
         try:
             # Not splitlines(), which also parts texts at the line ends of Unicode.
-            *lines, last = self.path.read_bytes().split(b"\n")
+            *lines, last = read_regular(self.path, 2**40).split(b"\n")
             if _is_json(last):
                 lines.append(last)
             if not any(lines):

@@ -25,6 +25,7 @@ from spear_envs.core.machine import import_module
 from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptTemplate
 from spear_envs.core.tasks import ListTaskSet, Task, check_split
 from spear_envs.core.tools import CallError, CallParser, Tool
+from spear_envs.data.files import read_regular
 from spear_envs.mcp_tools.client import McpSession, Recording, ToolEntry
 
 MOST_LEVELS = 32
@@ -248,7 +249,7 @@ def read_tasks(path: str | Path, split: str) -> ListTaskSet:
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        lines = read_regular(path, 2**30).decode("utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
         raise SpearError(f"the tasks in {path} cannot be read: {error}.") from error
     tasks: list[Task] = []

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.core.errors import STRICT_JSON, SpearError, name_error
-from spear_envs.data.files import MANIFEST, check_manifest, put_file, read_manifest, write_manifest
+from spear_envs.data.files import MANIFEST, check_manifest, open_regular, put_file, read_manifest, write_manifest
 
 FORMAT = "spear-corpus-lines-1"
 HEADER = 512
@@ -104,7 +104,7 @@ class Corpus:
         """
         path = Path(path).absolute()
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 stat = os.fstat(file.fileno())
                 kept = _read_offsets(path, stat)
                 offsets, fingerprint = _scan(file, str(path), on_lines) if kept is None else kept
@@ -240,7 +240,7 @@ def _dump(row: int, document: Mapping[str, Any]) -> bytes:
 def _read_offsets(path: Path, stat: os.stat_result) -> tuple[npt.NDArray[np.int64], str] | None:
     """Map the kept offsets, with their fingerprint; return None if none are of this state of the file."""
     try:
-        with path.with_name(f"{path.name}.lines").open("rb") as file:
+        with open_regular(path.with_name(f"{path.name}.lines")) as file:
             header = json.loads(file.read(HEADER))
             size = os.fstat(file.fileno()).st_size
             if header["corpus"] != _identify(stat) or size != HEADER + 8 * (header["lines"] + 1):

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError, first_line
 from spear_envs.core.parsing import mend_text
-from spear_envs.data.files import digest_file
+from spear_envs.data.files import digest_file, read_regular
 from spear_envs.retrieval.corpus import digest_plain
 
 Vectors = npt.NDArray[np.float32]
@@ -205,7 +205,7 @@ def _read_pooling(folder: Path) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     """Read a configuration file; empty if it does not exist."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_regular(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

@@ -18,6 +18,7 @@ import gymnasium as gym
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import GeneratedTaskSet, ListTaskSet, NumberedTaskSet, Task, TaskSet, check_split
+from spear_envs.data.files import read_regular
 from spear_envs.data.rows import FileState, look_at
 from spear_envs.sokoban.generate import Recipe, draw_held_out, find_solution, make_level
 from spear_envs.sokoban.levels import (
@@ -168,7 +169,7 @@ def read_file(path: Path) -> list[FileLevel]:
         SpearError: it cannot be read.
     """
     try:
-        text = path.read_text("utf-8-sig", errors="replace")
+        text = read_regular(path).decode("utf-8-sig", "replace")
     except OSError as error:
         raise SpearError(f"{path} cannot be read: {error.strerror}.") from None
     found = list(_find_boards(text.expandtabs()))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import open_regular
 
 CHUNK = 1 << 18
 """Bytes per read."""
@@ -95,11 +96,12 @@ class JsonReader:
         self._file: IO[bytes]
         try:
             if path.suffix == ".xz":
+                open_regular(path).close()
                 self._file = lzma.open(path)  # noqa: SIM115 - closed by __exit__
                 while offset > 0:
                     offset -= len(self._file.read(min(offset, CHUNK))) or offset
             else:
-                self._file = path.open("rb")
+                self._file = open_regular(path)
                 self._file.seek(offset)
         except FileNotFoundError:
             raise SpearError(f"{path} does not exist: check its name.") from None

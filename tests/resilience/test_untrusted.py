@@ -21,11 +21,17 @@ from spear_agents.evaluation.exports import export_data
 from spear_agents.evaluation.panels import OFFICIAL, digest_panel, panel, write_panel
 from spear_agents.evaluation.records import EPISODES, SETTINGS
 from spear_agents.evaluation.rescoring import rescore
+from spear_agents.models import digest_model
 from spear_agents.shortcuts import evaluate as run
 from spear_agents.viewer.runs import Run
 from spear_agents.viewer.server import view
+from spear_envs.alfworld.gamefile import read_game_file
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import read_yaml_text
+from spear_envs.data.files import digest_file, read_yaml_text
+from spear_envs.data.rows import parse_rows
+from spear_envs.retrieval.corpus import Corpus
+from spear_envs.sokoban.tasks import read_file as read_levels
+from spear_envs.webshop.products import JsonReader
 from tests.resilience.damage import EXAMPLES, damaged
 from tests.rooms import ROOT, find_modules
 
@@ -347,6 +353,34 @@ def test_a_page_reads_regular_files_of_bounded_size(
     if name == SETTINGS:
         found = CliRunner().invoke(rescore, [str(folder)])
         assert isinstance(found.exception, SpearError)
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "corpus.jsonl": Corpus.open,
+    "tasks.jsonl": lambda path: list(parse_rows(path, "data", lambda row, _: row, noun="problem", example="{}")),
+    "tasks.jsonl.gz": lambda path: list(parse_rows(path, "data", lambda row, _: row, noun="problem", example="{}")),
+    "levels.txt": read_levels,
+    "game.tw-pddl": read_game_file,
+    "items.json": JsonReader,
+    "items.json.xz": JsonReader,
+    "model.safetensors": lambda path: digest_model(path.parent),
+    "file.bin": digest_file,
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", READERS)
+def test_no_reader_waits_for_a_pipe(tmp_path: Path, name: str) -> None:
+    make_pipe(tmp_path / name)
+    with pytest.raises((SpearError, OSError), match="not a regular file"):
+        READERS[name](tmp_path / name)
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_in_place_of_a_corpus_s_offsets_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "contents": "a"}\n')
+    make_pipe(tmp_path / "corpus.jsonl.lines")
+    assert len(Corpus.open(tmp_path / "corpus.jsonl")) == 1
 
 
 @pytest.mark.timeout(20)

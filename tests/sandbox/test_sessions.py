@@ -71,6 +71,10 @@ async def keep_files(executor: LocalExecutor) -> None:
             await session.read_file(name)
     with pytest.raises(ValueError, match="MiB"):
         await session.write_file("large", bytes(9 << 20))
+    await session.run("import os; os.mkfifo('unread'); os.mkfifo('read'); end = os.open('read', os.O_RDWR)")
+    for name in ("unread", "read"):
+        with pytest.raises(ValueError, match="refused"):
+            await session.write_file(name, bytes(100_000))
     other = await executor.open_session()
     assert await other.list_files() == {} and (await other.run("data")).error is not None, "nothing is shared"
 

@@ -165,6 +165,9 @@ def test_what_is_stored_is_not_trusted(tmp_path: Path) -> None:
     (place / "data.pt").write_bytes(b"torn")
     with pytest.raises(SpearError, match=r"data\.pt is damaged"):
         fetch_newer(store, other, trust)
+    (place / "data.pt").write_bytes(bytes(1_000_000))  # it might never end
+    with pytest.raises(SpearError, match=r"data\.pt has more"):
+        fetch_newer(store, other, trust)
     assert list_whole(other / "checkpoints") == []
 
     for content, message in (

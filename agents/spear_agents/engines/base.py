@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import read_regular
 
 BYTES_END = 256
 _ROLES = ("system", "user", "assistant")
@@ -184,7 +185,7 @@ def find_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...
         found.append(tokenizer.eos_token_id)
     for name in _FILES:
         with suppress(OSError, ValueError, RecursionError, AttributeError):
-            config = json.loads((Path(folder) / name).read_text(encoding="utf-8"))
+            config = json.loads(read_regular(Path(folder) / name))
             for part in (config, config.get("text_config") or {}):
                 named = part.get("eos_token_id")
                 found += [i for i in (named if isinstance(named, list) else [named]) if type(i) is int]

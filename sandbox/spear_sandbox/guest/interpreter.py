@@ -167,7 +167,8 @@ def write_file(name: str, content: str) -> Reply:
     """Write a file below the working folder."""
     if os.path.dirname(name):
         os.makedirs(os.path.dirname(name), exist_ok=True)
-    with open(name, "wb") as file:
+    # A pipe would wait for its reader.
+    with open(name, "wb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK, 0o666)) as file:
         file.write(base64.b64decode(content))
     return []
 

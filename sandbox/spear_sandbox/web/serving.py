@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import uvicorn
@@ -41,13 +41,20 @@ _MMAP_THRESHOLD = -3
 """``M_MMAP_THRESHOLD`` of glibc."""
 TICKS = 5
 """Tenths of a second between two checks of the connections."""
+READ_BYTES = 64 << 10
+"""Bytes of an answer that a client must read within ``read_s``, or the rest of it."""
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What one client may use: open connections, and seconds (from its start on) and bytes of a request's headers."""
+    """What one client may use: open connections, and seconds (from its start on) and bytes of a request's headers.
+
+    ``body_s`` is for bodies for which an application would wait for ever, ``read_s`` for reading the parts of answers.
+    """
 
     head_s: float = 10.0
+    body_s: float = 60.0
+    read_s: float = 60.0
     head_bytes: int = 64 << 10
     connections: int = 4096
 
@@ -58,6 +65,8 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     limits: ClassVar[ConnectionLimits]
     head_since: float | None = None
     """When the client began to send headers that are still incomplete; None if there are none."""
+    body_since = 0.0
+    """When the last headers were complete."""
     _is_refused = False
     _received = 0
     """Bytes since the last headers were complete."""
@@ -85,7 +94,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         cycle = self.cycle
         super().data_received(data)
         if self.cycle is not cycle:
-            self.head_since, self._received = None, 0
+            self.head_since, self.body_since, self._received = None, time.monotonic(), 0
             self._allowed = self.limits.head_bytes + _find_length(self.cycle.scope["headers"])
             return
         if self.head_since is None and (cycle is None or cycle.response_complete):
@@ -100,6 +109,13 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().on_response_complete()
         if self._allowed == math.inf:
             self._allowed = self._received + DRAINED
+
+    def is_late(self, now: float) -> bool:
+        """Return whether headers or a body take too long to arrive."""
+        if self.head_since is not None:
+            return now - self.head_since > self.limits.head_s
+        is_waiting = self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete
+        return bool(is_waiting) and now - self.body_since > self.limits.body_s
 
     def _refuse(self, status: str, reason: str) -> None:
         detail = f'{{"detail": "{reason}"}}'
@@ -119,9 +135,15 @@ def _find_length(headers: Iterable[tuple[bytes, bytes]]) -> float:
 
 
 class BoundedServer(uvicorn.Server):
-    """uvicorn's server, which also closes connections whose headers do not arrive."""
+    """uvicorn's server, which also closes connections whose requests do not arrive or whose answers are not read."""
 
     _complained = -math.inf
+
+    def __init__(self, config: uvicorn.Config, read_s: float) -> None:
+        super().__init__(config)
+        self._read_s = read_s
+        self._unread: dict[Any, tuple[int, float]] = {}
+        """Bytes of answers that wait for their clients, by connection, and since when it is about so many."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. The kernel queues more connections than are accepted at once."""
@@ -142,11 +164,19 @@ class BoundedServer(uvicorn.Server):
         """Check the connections now and then."""
         if counter % TICKS == 0:
             now = time.monotonic()
-            # WebSockets are among them, and have their own pings.
-            bounded = [item for item in self.server_state.connections if isinstance(item, BoundedProtocol)]
-            for connection in bounded:
-                if connection.head_since is not None and now - connection.head_since > connection.limits.head_s:
+            unread: dict[Any, tuple[int, float]] = {}
+            for connection in list(self.server_state.connections):
+                size = connection.transport.get_write_buffer_size()
+                before, since = self._unread.get(connection, (0, now))
+                if size > before or size <= before - READ_BYTES:
+                    before, since = size, now
+                if size:
+                    unread[connection] = before, since
+                # WebSockets are among them, and have their own pings.
+                is_late = isinstance(connection, BoundedProtocol) and connection.is_late(now)
+                if is_late or (size and now - since > self._read_s):
                     connection.transport.abort()
+            self._unread = unread
         return await super().on_tick(counter)
 
 
@@ -161,7 +191,7 @@ def make_server(
     limits = limits or ConnectionLimits()
     allowed = _raise_descriptors()
     most = min(limits.connections, max(allowed - SPARE_DESCRIPTORS, allowed // 4))
-    bounds = {"limits": ConnectionLimits(limits.head_s, limits.head_bytes, most)}
+    bounds = {"limits": replace(limits, connections=most)}
     config = uvicorn.Config(
         app,
         http=type("Protocol", (BoundedProtocol,), bounds),
@@ -175,7 +205,7 @@ def make_server(
         **options,
     )
     config.load()
-    return BoundedServer(config)
+    return BoundedServer(config, limits.read_s)
 
 
 def return_large_blocks() -> None:

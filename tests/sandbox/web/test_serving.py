@@ -13,15 +13,16 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 
-from spear_sandbox.web.answering import BodyRoom
+from spear_sandbox.web.answering import BodyRoom, write_pieces
 from spear_sandbox.web.listening import bind_socket
 from spear_sandbox.web.serving import ConnectionLimits, make_server
 from tests.commands import PATIENCE_S, wait_until
 
 POST = b"POST /size HTTP/1.1\r\nHost: x\r\n"
 LIMIT = 1 << 20
+LARGE = b"x" * (8 << 20)
 
 
 @contextlib.contextmanager
@@ -33,7 +34,12 @@ def serve(limits: ConnectionLimits | None = None, room: BodyRoom | None = None) 
     async def tell_size(request: Request) -> dict[str, int]:
         return {"size": len(await bodies.read(request, LIMIT, "send less"))}
 
+    async def wait_for_body(request: Request) -> int:
+        return len(await request.body())
+
     app.post("/size")(tell_size)
+    app.post("/patient")(wait_for_body)
+    app.get("/large")(lambda whole: Response(LARGE) if whole == "1" else write_pieces([LARGE], "text/plain"))
     server = make_server(app, drain_s=1, limits=limits, lifespan="off", ws="none")
     listener = bind_socket("127.0.0.1", 0)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
@@ -92,6 +98,23 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
     with serve(room=BodyRoom(seconds=0.3)) as address, connect(address, sent) as client:
         answer = read_all(client)
     assert answer.startswith(b"HTTP/1.1 408") and b"within 0.3 s: send it at once" in answer
+
+
+def test_a_body_for_which_an_application_would_wait_is_given_up() -> None:
+    sent = POST.replace(b"/size", b"/patient") + b"Content-Length: 2\r\n\r\n1"
+    with serve(ConnectionLimits(body_s=0.3)) as address, connect(address, sent) as client:
+        assert read_all(client) == b""
+
+
+@pytest.mark.parametrize("whole", ["1", "0"])
+def test_an_answer_that_is_not_read_is_given_up(whole: str) -> None:
+    with serve(ConnectionLimits(read_s=0.5, connections=1)) as address, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(address)
+        client.sendall(f"GET /large?whole={whole} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        wait_until(lambda: ask(address, b"1").status_code == 200)
+        found = httpx.get(f"http://{address[0]}:{address[1]}/large", params={"whole": whole}, timeout=PATIENCE_S)
+        assert found.content == LARGE
 
 
 @pytest.mark.parametrize("after", [b"", POST + b"Content-Length: 1\r\n\r\n1"], ids=["first", "later"])

@@ -160,7 +160,7 @@ class CheckpointStore:
                 if verify is not None and name not in (STATE, TENSORS):
                     verify(draft)
                     verify = None
-                self._fetch(f"{place}/{name}", draft / name)
+                self._fetch(f"{place}/{name}", draft / name, files[name])
             (draft / MANIFEST).write_bytes(manifest)
             try:
                 check_files(draft)
@@ -174,8 +174,8 @@ class CheckpointStore:
             raise explain_unwritable(draft, error) from error
         return target
 
-    def _fetch(self, name: str, target: Path) -> None:
-        """Download a file as a stream: shards are larger than memory."""
+    def _fetch(self, name: str, target: Path, size: int) -> None:
+        """Download a file as a stream: shards are larger than memory. Raises SpearError beyond ``size`` bytes."""
         if target.is_file():
             return
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -189,6 +189,8 @@ class CheckpointStore:
                 if not chunk:
                     break
                 file.write(chunk)
+                if file.tell() > size:
+                    raise SpearError(f"{self.url}: {name} has more than the {size:,} bytes of its manifest")
         part.replace(target)
 
     # ---- helpers -----------------------------------------------------------------------------------------------------

@@ -126,6 +126,7 @@ def test_a_hub_id_is_left_to_verl(monkeypatch: pytest.MonkeyPatch) -> None:
         ("env.kwargs.boxen=3", "no keyword 'boxen'. Did you mean 'boxes'?"),
         ("env.kwargs.modality=image", "shows a picture"),
         ("train.batch_size=2000000", "train.batch_size=2000000 exceeds the 1000000 tasks"),
+        ("train.max_tasks=7", "train.batch_size=32 exceeds train.max_tasks=7"),
         ("curriculum.choice=thompson", "set train.max_tasks"),
         ("rollout.agent=play.py:play", "set env.layout=conversation"),
     ],

@@ -270,6 +270,9 @@ def test_verl_never_removes_the_only_whole_checkpoint(keep: int) -> None:
         (("cluster.gpus_per_node=4", "cluster.shard_size=3"), "shard_size=3"),
         (("cluster.memory_saving=true",), "memory_saving"),
         (("loss.policy=kl_cov", "loss.policy_options.share=2"), "share"),
+        (("rollout.group_size=1",), "advantage.singleton=zero"),
+        (("rollout.group_size=1", "advantage.singleton=raw", "sampling.enabled=true"), "sampling.enabled"),
+        (("rollout.group_size=1", "advantage.singleton=raw", "curriculum.choice=thompson"), "curriculum.choice"),
     ],
 )
 def test_what_would_end_in_a_worker_is_refused_at_once(words: tuple[str, ...], named: str) -> None:
@@ -280,7 +283,8 @@ def test_what_would_end_in_a_worker_is_refused_at_once(words: tuple[str, ...], n
 @pytest.mark.parametrize(
     "words",
     [("cluster=4x8gpu",), ("cluster=8gpu", "cluster.memory_saving=true"), ("cluster=8gpu", "cluster.shard_size=4"),
-     ("cluster=8gpu", "cluster.shard_size=16"), ("loss.policy=kl_cov", "loss.policy_options.share=1")],
+     ("cluster=8gpu", "cluster.shard_size=16"), ("loss.policy=kl_cov", "loss.policy_options.share=1"),
+     ("algorithm=ppo", "rollout.group_size=1"), ("advantage.singleton=raw", "rollout.group_size=1")],
 )  # fmt: skip
 def test_what_fits_together_is_taken(words: tuple[str, ...]) -> None:
     compose(words).config.check_together()

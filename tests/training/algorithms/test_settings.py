@@ -84,6 +84,8 @@ def test_settings_are_frozen_and_overridden_by_copies() -> None:
         ({"reward": {"mu": "entropy"}}, "entropy"),
         ({"filter": {"custom": ["mine"]}}, "filter.custom"),
         ({"sil": {"min_rows": 9000}}, "replay.capacity"),
+        ({"sil": {"min_rows": 80}, "replay": {"capacity": 100, "power_of_two": True}}, "replay.power_of_two"),
+        ({"replay": {"max_age": 0}}, "replay.max_age"),
     ],
 )
 def test_a_mistake_is_named_in_one_line(mapping, word: str) -> None:

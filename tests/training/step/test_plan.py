@@ -196,8 +196,10 @@ def test_a_filter_of_ones_own_is_named_in_the_settings() -> None:
     episodes = [make_episode("g", 0, won=True), make_episode("g", 1)]
     made = plan(episodes, choose(filter={"custom": [name]}))
     assert find_keys(made) == {"g_0_1", "g_1_1"} and made.masked[name] == 2
+    numbers = choose(filter={"custom": [f"{__name__}:give_numbers"]})
     with pytest.raises(SettingsError, match=r"gave float64 \[4\] for 4 rows: give true or false"):
-        plan(episodes, choose(filter={"custom": [f"{__name__}:give_numbers"]}))
+        plan(episodes, numbers)
+    assert plan([make_episode("g", 0, fault="backend")], numbers).total_rows == 0, "an empty list has no type"
 
 
 def test_excluded_from_the_baseline_is_what_is_not_trained_on() -> None:

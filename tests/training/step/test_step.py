@@ -404,6 +404,13 @@ def test_a_schedule_by_entropy_outlasts_a_step_without_a_trained_row() -> None:
     assert [metrics["spear/gamma"] for metrics in steps] == [1.0, 0.0, 0.0]
 
 
+def test_a_schedule_by_novelty_outlasts_a_step_of_faults() -> None:
+    run = Run(reward={"mu": "novelty"})
+    faults = make_group("2-00000", fault="backend", stop="fault")
+    found = [run.take(t, batch) for t, batch in enumerate((make_group(), faults, make_group("3-00000")), 1)]
+    assert [metrics["spear/mu"] for metrics in found] == [1.0, 1.0, 1.0] and "anchors/new" not in found[1]
+
+
 def test_a_schedule_by_success_outlasts_a_step_of_faults() -> None:
     run = Run(reward={"mu": "success"}, sil={"gamma": "success"})
     run.take(1, make_group("1-00000", wins=2))

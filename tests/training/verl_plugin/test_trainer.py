@@ -282,6 +282,9 @@ def test_the_best_checkpoint_of_the_panel_is_kept(tmp_path: Path, checkpoints: P
     assert (checkpoints / BEST / "actor").is_dir()
     trainer.rollouts.played = [make_episode("g", n, fault="backend") for n in range(4)]
     assert trainer._validate()["val/fault/backend"] == 4, "a service that is down for a while ends no training"
+    trainer.run = trainer.run.change("validation", keep_best="success/other")
+    trainer.rollouts.played = [*make_group(count=3), make_episode("g", 3, subtask="other", fault="backend")]
+    assert trainer._validate()["val/fault/backend"] == 1, "nor does one that has all tasks of a kind"
     trainer.rollouts.played = make_group(wins=1, count=4)
     trainer.run = trainer.run.change("validation", keep_best="success/al")
     with pytest.raises(SpearError, match="success/al"):

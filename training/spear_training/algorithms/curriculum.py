@@ -134,7 +134,7 @@ class BranchSettings(Record, path="branch"):
     """Groups that start in a state of an earlier episode, the same for all members, so that advantages refer to it."""
 
     share: float = number(0.0, at_least=0, at_most=1)
-    """Share of the groups of a step; 0 switches branching off."""
+    """Share of the groups of a step, at least one; 0 switches branching off."""
     mode: BranchMode = BranchMode.SUCCESS
     """success: states of wins, from their end backwards; near_miss: states of losses."""
     capacity: int = number(256, at_least=1)
@@ -189,7 +189,9 @@ class Archive(Generic[Task, State]):
         return len(self._episodes)
 
     def draw(self, groups: int, rng: np.random.Generator) -> list[Branch[Task, State]]:
-        """Draw states in which the first of ``groups`` groups start: ``share`` of them, or none without states."""
+        """Draw states in which the first of ``groups`` groups start: ``share`` of them (at least one), or none without
+        states.
+        """
         reverse = self._settings.mode is BranchMode.SUCCESS
         usable = [
             past
@@ -198,7 +200,7 @@ class Archive(Generic[Task, State]):
         ]
         return [
             self._choose(usable[int(rng.integers(len(usable)))])
-            for _ in range(round(self._settings.share * groups) if usable else 0)
+            for _ in range(max(1, round(self._settings.share * groups)) if usable else 0)
         ]
 
     def _choose(self, past: _Past[Task, State]) -> Branch[Task, State]:

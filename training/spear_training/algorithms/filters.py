@@ -53,7 +53,7 @@ def filter_rows(rows: RowTable, settings: SpearSettings, limit: int, longest: in
     }
     for name in choice.custom:
         flags = np.asarray(FILTERS.call(name, rows, settings))
-        if flags.shape != (len(rows),) or flags.dtype.kind not in "biu":
+        if flags.shape != (len(rows),) or (len(rows) and flags.dtype.kind not in "biu"):
             raise SettingsError(
                 f"filter.custom={name} gave {flags.dtype} {list(flags.shape)} for {len(rows)} rows: "
                 "give true or false for each row"

@@ -125,7 +125,7 @@ class ReplaySettings(Record, path="replay"):
     """Entries (see ``unit``) at which the buffer is drawn from and emptied."""
     unit: ReplayUnit = ReplayUnit.SAMPLE
     """An entry: a row (sample), or all rows of an episode (trajectory)."""
-    max_age: int | None = number(5, at_least=0)
+    max_age: int | None = number(5, at_least=1)
     """Steps after which an entry is dropped; ``null`` keeps entries forever."""
     require_tool_call: bool = False
     """Whether only episodes with a tool call enter."""
@@ -328,9 +328,12 @@ class SpearSettings(Record, path=""):
     branch: BranchSettings = field(default_factory=BranchSettings)
 
     def check(self) -> None:
-        least, most = self.sil.min_rows, self.replay.capacity
+        least, most, what = self.sil.min_rows, self.replay.capacity, f"replay.capacity={self.replay.capacity}"
+        if self.replay.power_of_two:
+            most = 1 << (most.bit_length() - 1)
+            what = f"the {most} rows of a draw by replay.power_of_two from {what}"
         if self.sil.enabled and self.replay.unit is ReplayUnit.SAMPLE and least > most:
-            raise SettingsError(f"sil.min_rows={least} exceeds replay.capacity={most}: nothing would be replayed")
+            raise SettingsError(f"sil.min_rows={least} exceeds {what}: nothing would be replayed")
 
     def override(self, mapping: Mapping[str, Any]) -> SpearSettings:
         """Return a copy with the settings of a nested mapping. Raises SettingsError like :meth:`from_mapping`."""

@@ -17,7 +17,8 @@ from pydantic.dataclasses import dataclass
 from spear_agents.play.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits
-from spear_training.algorithms.choices import Aggregation
+from spear_training.algorithms.choices import Aggregation, Singleton
+from spear_training.algorithms.curriculum import Choice
 from spear_training.algorithms.schema import STRICT, Record, SettingsError, number
 from spear_training.algorithms.settings import (
     AdvantageSettings,
@@ -497,12 +498,25 @@ class RunConfig(Record):
         if self.cluster.memory_saving and self.on_cpu:
             raise SettingsError("cluster.memory_saving=true is for GPUs: on a CPU set it to false")
 
+    def _check_groups(self) -> None:
+        """Raise SettingsError where the only episode of a group would be compared with others."""
+        advantage = self.advantage
+        of_others = advantage.estimator in ("grpo", "rloo", "stepwise") and advantage.singleton is Singleton.ZERO
+        for setting, compares in (
+            (f"advantage.estimator={advantage.estimator} and advantage.singleton=zero", of_others),
+            ("curriculum.choice=thompson", self.curriculum.choice is Choice.THOMPSON),
+            ("sampling.enabled=true", self.sampling.enabled),
+        ):
+            if compares and self.rollout.group_size == 1:
+                raise SettingsError(f"rollout.group_size=1 leaves nothing to compare with {setting}")
+
     def check_together(self) -> None:
         """Raise SettingsError for values that contradict each other; single ones are checked when they are set."""
         rollout, cluster = self.rollout, self.cluster
         if self.loss.aggregation is Aggregation.SUM_NORM:
             raise SettingsError("loss.aggregation=sum-norm depends on the micro-batch: take seq-mean-token-sum-norm")
         self._check_device()
+        self._check_groups()
         if rollout.agent is not None and self.env.layout is not Layout.CONVERSATION:
             raise SettingsError("an agent leaves conversations: set env.layout=conversation with rollout.agent")
         for key, size in (

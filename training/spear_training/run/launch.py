@@ -285,7 +285,8 @@ def check_training(config: RunConfig) -> EnvironmentFacts:
     size, train = config.train.batch_size, environment.train
     tasks = train.tasks if config.train.max_tasks is None else min(config.train.max_tasks, train.tasks)
     if tasks < size:
-        raise SpearError(f"train.batch_size={size} exceeds the {tasks} tasks of the split {train.split}")
+        limit = f"train.max_tasks={tasks}" if tasks < train.tasks else f"the {tasks} tasks of the split {train.split}"
+        raise SpearError(f"train.batch_size={size} exceeds {limit}")
     if config.filter.void is VoidFilter.INCOMPLETE and not environment.writes_tags:
         raise SpearError(
             f"filter.void=incomplete asks for <action>, which responses to the template {config.env.template} of "

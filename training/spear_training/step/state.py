@@ -19,8 +19,8 @@ REMEMBERED_ANCHORS = 2**18
 """Maximum number of remembered state names; the oldest are dropped first."""
 TIMES = ("perf/", "timing_s/")
 """Metrics that differ between runs, hidden from schedules and checkpoints."""
-WATCHED = ("entropy/token-mean", "success/all")
-"""Metrics of our schedules that a step may lack: without a trained row, or without an episode from its start."""
+WATCHED = ("entropy/token-mean", "success/all", "anchors/new")
+"""Metrics of our schedules that a step may lack: without a trained row, an episode from its start, or any row."""
 
 
 class SpearState:

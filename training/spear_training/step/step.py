@@ -221,8 +221,8 @@ class SpearStep:
         metrics.update(summarize_rows(rollout.rows))
         metrics.update(summarize_rewards(plan.rewards, rollout.records))
         metrics.update(summarize_plan(plan))
-        # Of all rows that were played, filtered ones included: a masked episode has seen its states, too.
-        metrics["anchors/new"] = state.meet(rollout.rows.anchor.tolist())
+        if len(rollout.rows):  # filtered ones included: a masked episode has seen its states, too
+            metrics["anchors/new"] = state.meet(rollout.rows.anchor.tolist())
         metrics["replay/size"], metrics["replay/bytes"] = float(len(state.replay)), float(state.replay.nbytes)
         if state.baseline is not None:
             metrics["baseline/size"] = float(len(state.baseline))

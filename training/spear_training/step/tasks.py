@@ -124,11 +124,12 @@ class Branching:
         """Archived episode of each running group that started in it."""
 
     def begin(self, groups: Sequence[str], tasks: Sequence[str]) -> list[tuple[str, Snapshot | None]]:
-        """Return the task of each group, and its snapshot; groups with one come first, in the tasks' places."""
+        """Return the task of each group, and its snapshot; groups with one come first, and the last tasks give way."""
         branches = self._archive.draw(len(groups), self._rng)
         self._begun |= {group: branch.episode for group, branch in zip(groups, branches, strict=False)}
         taken: list[tuple[str, Snapshot | None]] = [(branch.task, branch.state) for branch in branches]
-        return taken + [(task, None) for task in tasks[len(branches) :]]
+        # A curriculum's first tasks are its best.
+        return taken + [(task, None) for task in tasks[: len(tasks) - len(branches)]]
 
     def update(self, rollout: Rollout) -> None:
         """Update the archive with episodes without a fault."""

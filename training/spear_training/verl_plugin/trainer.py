@@ -256,7 +256,7 @@ class SpearTrainer(PPOTrainerSync):
     def _start_batch(self, step: int, tasks: list[str], number: int = 0) -> list[Any]:
         """Begin to play each of ``tasks`` ``rollout.n`` times, as the batch ``number`` (from 0) of ``step``.
 
-        Snapshots may take the places of the first tasks.
+        Snapshots may take the places of the last tasks.
         """
         first, size = number * len(tasks), len(tasks)
         names = [f"{step}-{group:05d}" for group in range(first, first + size)]
@@ -368,9 +368,9 @@ class SpearTrainer(PPOTrainerSync):
         name, folder = self.run.validation.keep_best, self._checkpoint_folder()
         if name is None or not is_finished(folder):
             return
-        if "val/success/all" not in metrics:
-            return  # every episode ended with a fault, which is no reason to end the training
         if f"val/{name}" not in metrics:
+            if any(key.startswith("val/fault/") for key in metrics):
+                return  # all that it is measured on may have ended so, which is no reason to end the training
             raise SpearError(f"validation.keep_best={name} is not a metric of the validation: {', '.join(metrics)}")
         keep_best(folder, name, metrics[f"val/{name}"])
 

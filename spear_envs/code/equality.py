@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, E, Eq, Expr, I, Set, Union, simplify
+from sympy import Basic, E, Eq, Expr, FiniteSet, I, Interval, Set, Tuple, Union, simplify
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
-from spear_envs.code.grading import is_same_integer
+from spear_envs.code.grading import NO_UNITS, is_same_integer
 
 NEAR = 1e-4
 """Relative error of equal numbers: math-verify rounds to six places, where small ones are all 0."""
 
-_POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SIGNS = str.maketrans(
+    {"∞": "\\infty ", "²": "^{2}", "³": "^{3}", "½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}"}
+)
+_POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _PLAIN = (
+    (re.compile(r"√\s*[({]([^(){}]*)[)}]"), r"\\sqrt{\1}"),
     (re.compile(r"√\s*(\d+|\w)"), r"\\sqrt{\1}"),
+    (
+        re.compile(
+            r"(\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])(?:\s*\^\s*\{?\d\}?)?\s*(?:\\left\s*)?(?:[({]\s*)?)"
+            r"(\d+(?:\.\d+)?)\s*(?:\^\s*)?(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z])|°)"
+        ),
+        r"\1\\frac{\2\\pi}{180}",
+    ),
     (re.compile(r"\\varnothing"), r"\\emptyset"),
     (re.compile(r"\\?%"), ""),
     (re.compile(r"\\(?:text\w*|math\w+|bm|boldsymbol)\{(-?[\d.,/]+)\}"), r"\1"),
@@ -35,9 +47,20 @@ _DECIMAL = re.compile(r"(?:^[+-])?\d+\.\d+")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))")
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d)")
 _NUMBER = re.compile(r"\d[\d.,/]*")
-_BASE = re.compile(r"\d_\{?(\d+)")
+_BASE = re.compile(r"\d_\{?(?!10(?!\d))(\d+)")
 _PERCENT = re.compile(r"%|percent")
 _OR = re.compile(r"\\text\w*\{\s*or\s*\}|\\(?:lor|vee)(?![A-Za-z])|\bor\b")
+_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?<=[A-Za-z]{2} )(?:squared|cubed))[A-Za-z]+")
+"""Without the end of a unit, as in ``5 cm squared``."""
+_READ_WORDS = frozenset(
+    {
+        *("about", "approx", "approximately", "and", "or", "to", "at"),
+        *("sqrt", "pi", "log", "sin", "cos", "tan", "exp", "mod", *_POWERS),
+    }
+)
+"""Words that are read, or mean nothing by themselves."""
+_RELATION = re.compile(r"[\s$]*(?:\\(?:n?[lg]eq(?:slant)?|[lg]e|[lg]t|neq?|not)(?![A-Za-z])|[≤≥≠])")
+_OPENING = re.compile(r"[\s$]*(?:\\left\s*)?(\(|\\\{)")
 _WHOLE = [LatexExtractionConfig(try_extract_without_anchor=False)]
 
 
@@ -51,6 +74,8 @@ def is_equal(gold: str, answer: str) -> bool:
     base, other = _BASE.search(gold), _BASE.search(answer)
     if other is not None and (base is None or base[1] != other[1]):
         return False
+    if _list_words(answer) - _list_words(gold) or (_RELATION.match(answer) and not _RELATION.match(gold)):
+        return False  # math-verify leaves them out
     if _is_equal(gold, answer):
         return True
     if bool(_PERCENT.search(gold)) == bool(_PERCENT.search(answer)):
@@ -58,13 +83,22 @@ def is_equal(gold: str, answer: str) -> bool:
     return _is_equal(*(f"\\frac{{{text}}}{{100}}" if _PERCENT.search(text) else text for text in (gold, answer)))
 
 
+def _list_words(text: str) -> set[str]:
+    """List the words that make a number another one, as in ``5 dozen`` and ``5 or more``."""
+    words = {word.lower() for word in _WORD.findall(text)}
+    return {word for word in words if NO_UNITS.fullmatch(word) and _READ_WORDS.isdisjoint((word, word.rstrip("s")))}
+
+
 def _read(text: str) -> list[object]:
     """Read a text as a whole, or the only number in it: of ``3 \\vee 5``, math-verify reads the 5."""
-    text = _REPEATING.sub(_write_fraction, _undress(text.strip("*`'\" ")))
+    text = _REPEATING.sub(_write_fraction, _undress(text.translate(_SIGNS).strip("*`'\" ")))
     for writing, other in _PLAIN:
         text = writing.sub(other, text)
     boxed = f"\\boxed{{{text}}}"
     found: list[object] = parse(boxed, _WHOLE, parsing_timeout=None)
+    if found and isinstance(found[0], FiniteSet) and len(found[0]) == 1:
+        (only,) = found[0]
+        return [only, *found[1:]] if isinstance(only, Interval | Tuple) else found
     if (found and isinstance(found[0], Basic)) or len(_NUMBER.findall(_FRACTION.sub("1", text))) != 1:
         return found
     return parse(boxed, parsing_timeout=None)
@@ -107,27 +141,51 @@ def _unite(text: str, found: list[object]) -> list[object]:
     return [Union(*(part[0].as_set() for part in parts))] if len(parts) > 1 else found  # type: ignore[attr-defined]
 
 
+def _take_values(wanted: list[object], found: list[object]) -> list[Expr]:
+    """Return both as values, an equation as its right side; empty if one is none, or if their left sides differ."""
+    both: list[Any] = [*wanted[:1], *found[:1]]
+    values = [each.rhs if isinstance(each, Eq) else each for each in both]
+    is_alike = len(both) == 2 and len({each.lhs for each in both if isinstance(each, Eq)}) < 2
+    return values if is_alike and all(isinstance(each, Expr) for each in values) else []
+
+
 def _is_near(wanted: list[object], found: list[object]) -> bool:
     """Return whether two numbers are as near as their sizes ask for; true of all but numbers."""
-    one, other = (each[0].rhs if isinstance(each[0], Eq) else each[0] for each in (wanted, found))
-    if not (isinstance(one, Expr) and isinstance(other, Expr) and one.is_number and other.is_number):
+    values = _take_values(wanted, found)
+    if not values or not all(each.is_number for each in values) or values[0] == values[1]:  # infinite ones, too
         return True
-    if one == other:  # infinite ones, too
-        return True
-    one, other = one.doit(), other.doit()
+    one, other = (each.doit() for each in values)
     return bool(abs((one - other).evalf()) <= NEAR * max(abs(one.evalf()), abs(other.evalf())))
+
+
+def _is_same_complex(wanted: list[object], found: list[object]) -> bool:
+    """Return whether two values are equal with i as the imaginary unit, which is a variable to math-verify."""
+    values = _take_values(wanted, found)
+    units = {name: I for each in values for name in each.free_symbols if str(name) == "i"}
+    return bool(units) and bool(verify(*(each.subs(units) for each in values), timeout_seconds=None))
+
+
+def _is_ordered(text: str, found: list[object]) -> bool | None:
+    """Return whether it is written as a tuple or interval, True, or as a set, False; None for anything else."""
+    opening = _OPENING.match(text)
+    if opening is None or not found or not isinstance(found[0], Interval | Tuple | FiniteSet):
+        return None
+    is_ordered = opening[1] == "("
+    return is_ordered if is_ordered != isinstance(found[0], FiniteSet) else None
 
 
 def _is_equal(gold: str, answer: str) -> bool:
     wanted, found = _read(gold), _read(answer)
     if _is_claim(found) and not _is_claim(wanted):
         return False
+    if {_is_ordered(gold, wanted), _is_ordered(answer, found)} == {True, False}:
+        return False
     if _is_range(wanted):
         found = _unite(answer, found)
     elif _is_range(found):
         wanted = _unite(gold, wanted)
     same = verify(wanted, found, allow_set_relation_comp=_is_range(wanted), timeout_seconds=None)
-    return bool(same) and _is_near(wanted, found)
+    return _is_near(wanted, found) if same else _is_same_complex(wanted, found)
 
 
 def _write_fraction(found: re.Match[str]) -> str:

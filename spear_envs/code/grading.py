@@ -22,10 +22,11 @@ _NARROW = re.compile(r"\\[,;:!]|[\u2006\u2009-\u200f\u202f\ufeff]|\\(?:display|t
 """What prints nothing, or next to nothing, and may stand within a number."""
 _SPACE = re.compile(r"(?:\\(?:q?quad|(?:en|thin|med|thick)?space)(?![A-Za-z])|\\(?=\s)|\\\\|~|\s)+")
 _MARKS = re.compile(
-    r"\\[()\[\]#$]|[$€£¥₹]|\\(?:text)?color\s*\{\w+\}"
+    r"(?:(?<![A-Za-z])US)?(?:\\?\$)|\\[()\[\]#]|[€£¥₹✓✔✅]|\\(?:text)?color\s*\{\w+\}"
+    r"|\\(?:checkmark|blacksquare)(?![A-Za-z])|(?<=[0-9])_(?:10|\{10\})(?![0-9])"
     r"|\\(?:left|right|[bB]igg?[lr]?|pounds|euro|[Ll]arge|LARGE|[Hh]uge|bf|rm|it|sf|tt|em)(?![A-Za-z])"
 )
-"""Delimiters of mathematics, signs of currency, sizes, colours."""
+"""Delimiters of mathematics, signs of currency, sizes, colours, marks of an end, and the usual base."""
 _FONT = re.compile(
     r"\\(?:(text\w*|mbox|hbox|mathrm|operatorname)|math\w+|bm|boldsymbol|emph|underline|num)\s*\{([^{}\\]*)\}"
 )
@@ -41,13 +42,14 @@ _SHORT_UNITS = re.compile(
     "[ckmn]m|[km]g|lbs?|oz|ft|in|yd|mi|mph|ml|hrs?|min|sec|day|old|men|usd|eur|ms|kj|kw|hz|sq|cu", re.IGNORECASE
 )
 _LETTERS_AS_UNITS = frozenset("msghlLdNJWVCF")
-_NO_UNITS = re.compile(
+NO_UNITS = re.compile(
     r"(hundred|thousand|[mbtr]+illion|lakh|crore|gross|dozen|score|half|halve|third|quarter|fifth"
     r"|fourth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth|[a-z]+(?:teen|tie|illion)th|hundredth|thousandth"
     r"|factorial|squared|cubed|mod|or|and|to|plus|minus|times|over|sqrt|pi|log|sin|cos|tan|exp"
     r"|about|approx\w*|not|more|less|than|at|least|most)s?",
     re.IGNORECASE,
 )
+"""Words after a number that make it another one."""
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _GREEK = re.compile(
     r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|omega|ell)(?![A-Za-z])"
@@ -154,6 +156,6 @@ def _is_unit(text: str) -> bool:
         letters, place = word[2], word.end()
         known = _SHORT_UNITS.fullmatch(letters) or (upright and letters in _LETTERS_AS_UNITS)
         long = len(letters) > 2 if upright else re.search(r"[aeiou]", letters) and len(letters) > 3
-        if _NO_UNITS.fullmatch(letters) or not (known or long):
+        if NO_UNITS.fullmatch(letters) or not (known or long):
             return False
     return place >= len(text)

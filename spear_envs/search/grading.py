@@ -7,11 +7,14 @@ import string
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from typing import TypeAlias
 
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.parsing import cut_native_thought, split_elements
 from spear_envs.search.grammar import read_content, take_out
 
+Golds: TypeAlias = "str | Sequence[str] | Mapping[str, str | Sequence[str]]"
+"""One gold answer, several, or these under ``target``, as in Search-R1's files."""
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _VERDICTS = frozenset({"yes", "no", "noanswer"})
@@ -27,7 +30,7 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def exact_match(prediction: str | None, golds: str | Sequence[str]) -> float:
+def exact_match(prediction: str | None, golds: Golds) -> float:
     """Return 1.0 if the prediction equals a gold answer, else 0.0.
 
     Both sides are normalised first. Where a side normalises to nothing (``The The``), the two must be equal after
@@ -39,7 +42,7 @@ def exact_match(prediction: str | None, golds: str | Sequence[str]) -> float:
     return float(any(_is_same(prediction, normal, gold, normalize_answer(gold)) for gold in _list_golds(golds)))
 
 
-def f1_score(prediction: str | None, golds: str | Sequence[str]) -> float:
+def f1_score(prediction: str | None, golds: Golds) -> float:
     """Return the F1 of normalised tokens (multisets) with the best gold answer, in [0, 1].
 
     ``yes``, ``no`` and ``noanswer`` on either side must match exactly (HotpotQA's evaluation script). Where a side
@@ -51,7 +54,8 @@ def f1_score(prediction: str | None, golds: str | Sequence[str]) -> float:
     return max((_score_one(prediction, normal, gold) for gold in _list_golds(golds)), default=0.0)
 
 
-def _list_golds(golds: str | Sequence[str]) -> Sequence[str]:
+def _list_golds(golds: Golds) -> Sequence[str]:
+    golds = golds["target"] if isinstance(golds, Mapping) else golds
     return [golds] if isinstance(golds, str) else golds
 
 
@@ -162,13 +166,13 @@ def _read_messages(messages: Sequence[Mapping[str, str]], role: str | None = Non
 
 
 def grade_transcript(
-    messages: Sequence[Mapping[str, str]], golds: str | Sequence[str], rule: str = "environment"
+    messages: Sequence[Mapping[str, str]], golds: Golds, rule: str = "environment"
 ) -> dict[str, float]:
     """Grade the answer of a conversation: ``exact_match`` and ``f1``, both in [0, 1].
 
     Args:
         messages: each with ``role`` and ``content``, in order.
-        golds: one gold answer or several.
+        golds: one gold answer or several, or Search-R1's ``ground_truth``, which has them under ``target``.
         rule: value of :class:`AnswerRule`.
 
     Raises:
@@ -178,6 +182,5 @@ def grade_transcript(
         answer = find_answer(messages)
         return {"exact_match": exact_match(answer, golds), "f1": f1_score(answer, golds)}
     answer = find_last_answer(messages)
-    listed = [golds] if isinstance(golds, str) else golds
-    same = answer is not None and normalize_answer(answer) in map(normalize_answer, listed)
+    same = answer is not None and normalize_answer(answer) in map(normalize_answer, _list_golds(golds))
     return {"exact_match": float(same), "f1": f1_score(answer, golds)}

@@ -19,7 +19,7 @@ MOST_STOPS = 16
 _IGNORED = frozenset(
     {
         *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "metadata", "service_tier"),
-        *("store", "timeout"),
+        *("store", "timeout", "prompt_cache_options", "cache_control", "inference_geo"),
     }
 )
 """Fields about the request that never change a response."""
@@ -30,6 +30,8 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "response_format": ({"type": "text"},),
     "text": ({}, {"format": {"type": "text"}}),
     "functions": ([],),
+    "include": (["reasoning.encrypted_content"],),
+    "speed": ("standard",),
     "modalities": (["text"],),
     "verbosity": ("medium",),
     "truncation": ("disabled",),

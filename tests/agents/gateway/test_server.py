@@ -138,6 +138,9 @@ def test_responses_that_are_cut_and_wrong_ones() -> None:
 
 _NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     ("/chat/completions", dict.fromkeys(("frequency_penalty", "presence_penalty", "tools", "stop", "functions"))),
+    ("/chat/completions", {"prompt_cache_options": {"mode": "implicit"}}),
+    ("/responses", {"include": ["reasoning.encrypted_content"]}),
+    ("/messages", {"cache_control": {"type": "ephemeral"}, "speed": "standard"}),
     ("/chat/completions", {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "top_logprobs": 0}),
     ("/chat/completions", {"response_format": {"type": "text"}, "modalities": ["text"], "best_of": 1, "user": "u"}),
     ("/chat/completions", {"tools": [{"type": "function", "function": {"name": "f", "description": None,

@@ -81,6 +81,8 @@ def test_the_order_is_squad_s(text: str, normal: str) -> None:
         ("x", [], 0, 0),
         (None, ["x"], 0, 0),
         ("x", "x", 1, 1),
+        ("x", {"target": ["y", "x"]}, 1, 1),
+        ("target", {"target": "x"}, 0, 0),
     ],
 )
 def test_hard_cases(prediction: str | None, golds: Any, exact: float, f1: float) -> None:

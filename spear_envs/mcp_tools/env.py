@@ -46,12 +46,20 @@ def _check_additional(validator: Any, value: Any, instance: Any, schema: Any) ->
         )
 
 
+def _check_unique(_validator: Any, value: Any, instance: Any, _schema: Any) -> Iterator[jsonschema.ValidationError]:
+    # The package compares each with each: minutes for the list of a long response.
+    is_asked = value and isinstance(instance, list)
+    if is_asked and len({json.dumps(item, sort_keys=True) for item in instance}) < len(instance):
+        yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
+
+
 # Patterns are left to the server: they are of ECMA-262, which Python may refuse or search for ever.
 _Validator = jsonschema.validators.extend(
     jsonschema.Draft202012Validator,
     {
         **dict.fromkeys(("pattern", "patternProperties", "unevaluatedProperties"), _ignore),
         "additionalProperties": _check_additional,
+        "uniqueItems": _check_unique,
     },
 )
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.data.rows import FileState, look_at
@@ -109,13 +109,13 @@ def _open_local(kind: str, corpus: str | None, index: str | None, dataset: str, 
 def _open_named(path: Path, name: str | None, dataset: str) -> Retriever:
     """Open an index of a file, anew if the file, its corpus or its index has changed."""
     try:
-        from spear_envs.retrieval.config import Embedded, choose_index, read_config
+        from spear_envs.retrieval.config import Embedded, choose_index
     except ImportError as error:
         raise SpearError(
             f"a file of indexes needs pydantic and PyYAML: pip install 'spear-envs[retriever]' brings them. ({error})"
         ) from error
 
-    config = read_config(path)
+    config = _read_config(path, look_at([path]))
     chosen = choose_index(path, config, name)
     settings, files, base = config.indexes[chosen], [path], ""
     if isinstance(settings, Embedded):
@@ -126,6 +126,14 @@ def _open_named(path: Path, name: str | None, dataset: str) -> Retriever:
             f"dataset={dataset!r} has no passages of its own, and {path.name}, indexes.{chosen} names no corpus."
         )
     return _open_file(path, chosen, base, look_at(files))
+
+
+@lru_cache(maxsize=16)
+def _read_config(path: Path, _state: FileState) -> Any:
+    # Every environment asks for it, and parsing takes longer than making one.
+    from spear_envs.retrieval.config import read_config
+
+    return read_config(path)
 
 
 @lru_cache(maxsize=4)

@@ -172,6 +172,16 @@ def test_reading_takes_linear_time() -> None:
     assert measure(10_000) < 30 * max(measure(1_000), 1e-3)
 
 
+def test_what_a_model_or_a_program_repeats_takes_linear_time() -> None:
+    start = time.process_time()
+    assert read_calls("</think>" * 100_000, CallForm.HERMES) == ("</think>" * 100_000, [])
+    written = "<tool_call>" + '{"name": "a"}' * 30_000 + "</tool_call>"
+    assert len(read_calls(written, CallForm.HERMES)[1]) == 30_000
+    (whole,) = spell_out([{"role": "tool", "content": "x" * 400}] * 10_000, [])
+    assert whole["content"].count("</tool_response>\n<tool_response>") == 9_999
+    assert time.process_time() - start < 2, "seconds; each copied all that came before it"
+
+
 @pytest.mark.parametrize(
     "begin",
     [

@@ -1,4 +1,5 @@
 import json
+import time
 from functools import lru_cache
 from typing import Any
 
@@ -91,6 +92,13 @@ def test_known_lines_are_not_read_again() -> None:
     by_line("Page 1 [SEP] Red shoes [SEP] $1! [SEP] Hat\n")
     by_line("Page 2 [SEP] Red shoes [SEP] $1! [SEP] Hat\n")
     assert read[3:] == ["Page 1", " [SEP] Red shoes", " [SEP] $1!", " [SEP] Hat\n", "Page 2"]
+
+
+def test_a_long_line_takes_linear_time() -> None:
+    by_line = encode_by_line(lambda part: (len(part),), make_tokenizer(min((LLAMA3, QWEN2))))
+    start = time.process_time()
+    assert by_line("é [" * 200_000 + "a [b") == (600_001, 3)
+    assert time.process_time() - start < 2, "seconds; each field copied all before it"
 
 
 def change(description: dict[str, Any], name: str, value: Any) -> dict[str, Any]:

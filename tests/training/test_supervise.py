@@ -374,6 +374,7 @@ ray.exceptions.RayTaskError({kind}): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pi
             "OSError: [Errno 28] No space left on device: '/r'",
         ),
         ("Traceback\n  raise Exception(\nException: The node timed out.\n", "Exception: The node timed out."),
+        ("(a note\nValueError: a batch is empty\nof two lines) here\n", "ValueError: a batch is empty"),
         ("[rank1]: ValueError: a batch is empty\n[rank1]: Exception\n", "ValueError: a batch is empty"),
         (
             "[rank0]: spear_envs.core.errors.SpearError: the data is gone\n"

@@ -496,20 +496,21 @@ def _append(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
     for key, value in piece.items():
         old = whole.get(key)
         if key == "tool_calls" and isinstance(value, list):
-            calls = whole[key] = [*(old or [])]
+            calls = whole.setdefault(key, [])
+            numbers = [call.get("index") for call in calls]
             for part in value:
-                numbers = [call.get("index") for call in calls]
                 place = part.get("index")
                 if place is not None and place in numbers:
                     _append(calls[numbers.index(place)], part)
                 else:
                     calls.append(part)
+                    numbers.append(place)
         elif isinstance(value, dict):
             _append(whole.setdefault(key, {}), value)
         elif isinstance(value, str) and isinstance(old, str) and key != "role":
             whole[key] = old + value
         elif isinstance(value, list) and isinstance(old, list):
-            whole[key] = [*old, *value]
+            old += value
         elif value is not None:
             whole[key] = value
 

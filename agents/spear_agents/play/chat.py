@@ -110,14 +110,13 @@ def encode_by_line(encode: Encode, backend: Any) -> Encode:
 
 def _cut_at_fields(line: str) -> list[str]:
     """Split a line before its fields, each with the blank before its bracket."""
-    first, *fields = line.split(_FIELD)
-    parts = [first]
-    for field in fields:
-        if "!" <= parts[-1][-1:] <= "~":
-            parts.append(_FIELD + field)
-        else:
-            parts[-1] += _FIELD + field
-    return parts
+    parts: list[str] = []
+    start = at = 0
+    while (at := line.find(_FIELD, at + 1)) > 0:
+        if "!" <= line[at - 1] <= "~":
+            parts.append(line[start:at])
+            start = at
+    return [*parts, line[start:]]
 
 
 def cuts_at_lines(description: dict[str, Any]) -> bool:

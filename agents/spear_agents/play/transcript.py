@@ -99,17 +99,14 @@ def read_calls(
     types = {tool["function"]["name"]: _list_types(tool["function"]) for tool in tools}
     kept: list[str] = []
     calls: list[ToolCall] = []
-    at = start = 0
-    if thinking:
-        start = at = _end_thought(text, 0, _THOUGHTS.values())
-        kept.append(text[:at])
+    head = at = start = _end_thought(text, 0, _THOUGHTS.values()) if thinking else 0
     malformed = 0
     while malformed < _MALFORMED and (mark := _NEXT.search(text, at)) is not None:
         written, at = mark[0], mark.end()
         if written in _THOUGHTS:
             at = _end_thought(text, at, [_THOUGHTS[written]])
         elif written in _THOUGHTS.values():  # the prompt had opened it: what came before was rehearsed
-            calls, kept, start = [], [text[:at]], at
+            calls, kept, head, start = [], [], at, at
         elif written in _WRAPPERS:
             kept.append(text[start : mark.start()])
             start = at
@@ -121,11 +118,9 @@ def read_calls(
                 start = at = end
             else:
                 malformed += 1
-    kept.append(text[start:])
     if calls:
-        return "".join(kept).strip(), calls
-    thought = len(text) - len(kept[-1]) if len(kept) > 1 else 0
-    return _read_bare(text, thought, form, types)
+        return "".join([text[:head], *kept, text[start:]]).strip(), calls
+    return _read_bare(text, start, form, types)
 
 
 def _end_thought(text: str, at: int, closes: Any) -> int:
@@ -150,7 +145,8 @@ def _read_marked(text: str, mark: str, at: int, types: _Types) -> tuple[list[Too
             read = [_make_call(each) for each in (found[0] if isinstance(found[0], list) else [found[0]])]
             if None in read:
                 return [], at
-            calls, end = calls + [call for call in read if call is not None], found[1]
+            calls += [call for call in read if call is not None]
+            end = found[1]
     if not calls and mark == _OPEN:
         begin = text.find(_FUNCTION, at, at + len(_FUNCTION) + 8)
         if begin >= 0 and not text[at:begin].strip():
@@ -279,9 +275,7 @@ def spell_out(
     messages of system, user and assistant only; the first explains the tools. ``system`` is the role of system
     messages: ``user`` for a template that takes none.
     """
-    plain: list[dict[str, str]] = []
-    if tools:
-        plain.append({"role": system, "content": _explain_tools(tools)})
+    plain: list[tuple[str, list[str]]] = [(system, [_explain_tools(tools)])] if tools else []
     before = "system"
     for message in messages:
         role, content = message["role"], message.get("content") or ""
@@ -292,11 +286,11 @@ def spell_out(
             content = "\n".join([*([content] if content else []), *calls])
         joint = "\n\n" if "system" in (before, role) else "\n"
         before, role = role, system if role == "system" else role
-        if plain and plain[-1]["role"] == role != "assistant":
-            plain[-1]["content"] += f"{joint}{content}"
+        if plain and plain[-1][0] == role != "assistant":
+            plain[-1][1].extend((joint, content))
         else:
-            plain.append({"role": role, "content": content})
-    return plain
+            plain.append((role, [content]))
+    return [{"role": role, "content": "".join(parts)} for role, parts in plain]
 
 
 def _explain_tools(tools: Sequence[Mapping[str, Any]]) -> str:

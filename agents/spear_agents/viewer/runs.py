@@ -83,10 +83,12 @@ def _format_date(seconds: float | None) -> str | None:
 def _describe(
     source: str, step: int | None, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    subtasks = sorted({row["subtask"] for row in rows}, key=split_numbers)
+    subtasks: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        subtasks[row["subtask"]].append(row)
     parts = [_describe_part(None, rows)]
     if len(subtasks) > 1:
-        parts += [_describe_part(name, [row for row in rows if row["subtask"] == name]) for name in subtasks]
+        parts += [_describe_part(name, subtasks[name]) for name in sorted(subtasks, key=split_numbers)]
     return {
         "name": source if step is None else f"{source} of step {step}",
         "source": source,

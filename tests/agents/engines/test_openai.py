@@ -443,6 +443,17 @@ def test_an_answer_with_values_of_other_types_is_a_bad_reply(script: Script, ans
     assert caught.value.kind is EngineFaultKind.BAD_REPLY
 
 
+def test_a_long_stream_is_joined_in_linear_time(script: Script) -> None:
+    piece = {"choices": [{"delta": {"content": "a"}, "logprobs": {"content": [{"token": "a", "logprob": -1.0}]}}]}
+    end = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+    pieces = [piece] * 30_000 + [end]
+    script.answers = [say("".join(f"data: {json.dumps(each)}\n\n" for each in pieces).encode())]
+    start = time.process_time()
+    (found,) = ask(script.server(tries=1))
+    assert text_of(found) == "a" * 30_000 and found.served is not None and len(found.served.log_probs or ()) == 30_000
+    assert time.process_time() - start < 3, "seconds; each log-probability copied those before it"
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("word", ["max", "stream", "tokens ", "exceed", "max_tokens or "])
 def test_a_long_refusal_is_read_in_no_time(script: Script, word: str) -> None:

@@ -364,7 +364,7 @@ def find_error(log: Path, start: int) -> str:
         file.seek(start)
         text = file.read().decode("utf-8", "replace")
     text = re.sub(r"\x1b\[[0-9;]*m|\r", "", text)
-    text = re.sub(r"^(?:\([^)]*\) |\[rank\d+\]: )", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^(?:\([^)\n]*\) |\[rank\d+\]: )", "", text, flags=re.MULTILINE)
     errors = re.findall(
         # An exception of any name stands below the code that raised it.
         r"^(?: {4}[^\n]*\n(?=(?:\w+\.)*[A-Z]\w*(?:: [^\n]*)?$)([^ \n][^\n]*)"

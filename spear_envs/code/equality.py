@@ -33,7 +33,11 @@ _PLAIN = (
     (re.compile(r"\\?%"), ""),
     (re.compile(r"\\(?:text\w*|math\w+|bm|boldsymbol)\{(-?[\d.,/]+)\}"), r"\1"),
     (re.compile(r"(?<![\w.,/^}])(\d+) +([1-9]\d?)/(\d+)(?![\d/])"), r"\1\\frac{\2}{\3}"),
-    (re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])"), r"\1 \\cdot 10^{\2}"),
+    (
+        # Not 2e-1, which is 2e less 1.
+        re.compile(r"(?<![\w.\\])(\d+\.\d+|1(?=[eE])|\d+(?=[eE](?:\d|[+-]0)))[eE]([+-]?\d+)(?![\w.])"),
+        r"\1 \\cdot 10^{\2}",
+    ),
     *(
         (re.compile(rf"(?<=[\d}}])[\s~]*(\\text\w*\{{)?\s*{word}s?(?![A-Za-z])"), rf" \\cdot 10^{{{power}}} \1")
         for word, power in _POWERS.items()
@@ -42,7 +46,8 @@ _PLAIN = (
 )
 """Writings that math-verify misreads, and others for them."""
 _SETTING = re.compile(r"\\(?:text\w*|math\w+)\{([^{}]*)\}")
-_BLANK = re.compile(r"\\[ ,:;!]|[\s$~]")
+_BLANK = re.compile(r"(?<=\d)((?:\\[ ,:;!]|[\s$~])+)(?=\d)|\\[ ,:;!]|[\s$~]")
+"""What prints nothing; between two digits, as in ``1 1/2``, it is the group."""
 _DECIMAL = re.compile(r"(?:^[+-])?\d+\.\d+")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))")
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d)")
@@ -54,7 +59,7 @@ _WORD = re.compile(r"(?<![\\A-Za-z])(?!(?<=[A-Za-z]{2} )(?:squared|cubed))[A-Za-
 """Without the end of a unit, as in ``5 cm squared``."""
 _READ_WORDS = frozenset(
     {
-        *("about", "approx", "approximately", "and", "or", "to", "at"),
+        *("about", "approx", "approximately", "and", "or", "to", "at", "times", "quarter", "quarters"),
         *("sqrt", "pi", "log", "sin", "cos", "tan", "exp", "mod", *_POWERS),
     }
 )
@@ -86,6 +91,8 @@ def is_equal(gold: str, answer: str) -> bool:
 def _list_words(text: str) -> set[str]:
     """List the words that make a number another one, as in ``5 dozen`` and ``5 or more``."""
     words = {word.lower() for word in _WORD.findall(text)}
+    if words.isdisjoint(("or", "than", "no", "not")):
+        words -= {"more", "less"}  # as in ``5 more apples``
     return {word for word in words if NO_UNITS.fullmatch(word) and _READ_WORDS.isdisjoint((word, word.rstrip("s")))}
 
 
@@ -105,13 +112,13 @@ def _read(text: str) -> list[object]:
 
 
 def _strip_looks(text: str) -> str:
-    return _BLANK.sub("", _SETTING.sub(r"\1", text))
+    return _BLANK.sub(lambda blank: " " if blank[1] else "", _SETTING.sub(r"\1", text))
 
 
 def _undress(text: str) -> str:
     """Return a decimal alone where an integer in its place would be read without what it counts."""
     found = _DECIMAL.findall(text)
-    return found[0] if len(found) == 1 and is_same_integer(text.replace(found[0], "1"), "1") else text
+    return found[0] if len(found) == 1 and is_same_integer(text.replace(found[0], "98765"), "98765") else text
 
 
 def _is_named(relation: Relational) -> bool:
@@ -138,7 +145,10 @@ def _is_range(wanted: list[object]) -> bool:
 def _unite(text: str, found: list[object]) -> list[object]:
     """Return the union of inequalities between which ``or`` stands, else what was found."""
     parts = [_read(part) for part in _OR.split(text)]
-    return [Union(*(part[0].as_set() for part in parts))] if len(parts) > 1 else found  # type: ignore[attr-defined]
+    if len(parts) < 2:
+        return found
+    sets: list[Any] = [part[0] for part in parts]
+    return [Union(*(each if isinstance(each, Set) else each.as_set() for each in sets))]
 
 
 def _take_values(wanted: list[object], found: list[object]) -> list[Expr]:

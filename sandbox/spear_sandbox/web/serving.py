@@ -67,6 +67,8 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """When the client began to send headers that are still incomplete; None if there are none."""
     body_since = 0.0
     """When the last headers were complete."""
+    read_since = -math.inf
+    """When the client had last read so much of an answer that its application could go on."""
     _is_refused = False
     _received = 0
     """Bytes since the last headers were complete."""
@@ -109,6 +111,11 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().on_response_complete()
         if self._allowed == math.inf:
             self._allowed = self._received + DRAINED
+
+    def resume_writing(self) -> None:
+        """Go on with an answer."""
+        super().resume_writing()
+        self.read_since = time.monotonic()
 
     def is_late(self, now: float) -> bool:
         """Return whether headers or a body take too long to arrive."""
@@ -172,8 +179,9 @@ class BoundedServer(uvicorn.Server):
                     before, since = size, now
                 if size:
                     unread[connection] = before, since
-                # WebSockets are among them, and have their own pings.
-                is_late = isinstance(connection, BoundedProtocol) and connection.is_late(now)
+                is_late = False
+                if isinstance(connection, BoundedProtocol):  # WebSockets have their own pings
+                    is_late, since = connection.is_late(now), max(since, connection.read_since)
                 if is_late or (size and now - since > self._read_s):
                     connection.transport.abort()
             self._unread = unread

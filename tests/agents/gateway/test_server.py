@@ -120,7 +120,7 @@ def test_responses_that_are_cut_and_wrong_ones() -> None:
             ({"input": []}, "input"),
             ({"previous_response_id": "resp_1"}, "previous_response_id"),
             ({"max_output_tokens": 0}, "max_output_tokens"),
-            ({"include": ["reasoning.encrypted_content"]}, "include"),
+            ({"include": ["message.output_text.logprobs"]}, "include"),
             ({"input": [{"type": "reasoning", "id": "r", "summary": []}]}, "type 'reasoning'"),
             ({"input": [{**item, "role": "wizard"}]}, "role 'wizard'"),
             ({"input": [{**item, "content": [{"type": "input_image"}]}]}, "this address takes text"),

@@ -117,6 +117,18 @@ def test_an_answer_that_is_not_read_is_given_up(whole: str) -> None:
         assert found.content == LARGE
 
 
+def test_a_client_that_reads_steadily_gets_a_long_answer() -> None:
+    with serve(ConnectionLimits(read_s=1)) as address, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
+        client.connect(address)
+        client.sendall(b"GET /large?whole=0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        size = 0
+        while part := client.recv(32 << 10):
+            size += len(part)
+            time.sleep(len(part) / 2e6)
+    assert size > len(LARGE)
+
+
 @pytest.mark.parametrize("after", [b"", POST + b"Content-Length: 1\r\n\r\n1"], ids=["first", "later"])
 def test_headers_have_a_limit(after: bytes) -> None:
     with serve(ConnectionLimits(head_bytes=10_000)) as address:

@@ -295,7 +295,7 @@ def test_positions_are_of_text_and_of_the_three_axes(model: HFModel) -> None:
         prompt = rows.split("ids")[number][: rows.prompt_length[number]]
         places = torch.from_numpy(prompt) == model.reader.image_token_id
         height, width = row[2, : len(places)][places], row[3, : len(places)][places]
-        assert len(set(height.tolist())) == len(set(width.tolist())) == 3  # 96 pixels: 6x6 patches, merged by 2
+        assert len(set(height.tolist())) == len(set(width.tolist())) == 10  # 288 pixels: 20x20 patches, merged by 2
         assert row[1:, -1].unique().numel() == 1  # text goes on alike in all three
     inputs = [entry for entry in batch["multi_modal_inputs"]]
     assert len(inputs) == len(rows)

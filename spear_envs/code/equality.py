@@ -29,8 +29,10 @@ _PLAIN = (
         ),
         r"\1\\frac{\2\\pi}{180}",
     ),
+    (re.compile(r"(\\[dt]?frac\s*(?:\{[^{}]*\}|\d)?)\s*\\pi(?![A-Za-z])"), r"\1{\\pi}"),
+    (re.compile(r"^(?!.*\\pm.*\\pm)(.*\\[dt]?frac\s*\{(?:[^{}]|\{[^{}]*\})*)\\pm(.*)", re.DOTALL), r"\1+\2, \1-\2"),
     (re.compile(r"\\varnothing"), r"\\emptyset"),
-    (re.compile(r"\\?%"), ""),
+    (re.compile(r"\\?%|\\text\w*\{\s*percent\s*\}|\bpercent\b"), ""),
     (re.compile(r"\\(?:text\w*|math\w+|bm|boldsymbol)\{(-?[\d.,/]+)\}"), r"\1"),
     (re.compile(r"(?<![\w.,/^}])(\d+) +([1-9]\d?)/(\d+)(?![\d/])"), r"\1\\frac{\2}{\3}"),
     (

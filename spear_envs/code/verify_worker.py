@@ -1,4 +1,4 @@
-"""The process of :mod:`spear_envs.code.verifying`: a JSON line ``[gold, answer]`` in, ``true`` or ``false`` out."""
+"""The process of :mod:`spear_envs.code.verifying`: JSON ``[gold, answer, seconds]`` in, ``true`` or ``false`` out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import resource
+import signal
 import sys
 
 MEMORY = 4 << 30
@@ -25,10 +26,13 @@ def main() -> None:
 
     replies.write(b"ready\n")
     for line in sys.stdin:
+        gold, answer, seconds = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process
         try:
-            right = is_equal(*json.loads(line))
+            right = is_equal(gold, answer)
         except Exception:  # an answer that crashes the libraries is not the gold one
             right = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(b"true\n" if right is True else b"false\n")
 
 

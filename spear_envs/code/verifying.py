@@ -16,7 +16,9 @@ from spear_envs.core.errors import EnvFault, SpearError
 from spear_envs.core.machine import make_command
 
 ANSWER_SECONDS = 5.0
-START_SECONDS = 60.0
+"""CPU time for one answer, so that a busy machine does not change a reward."""
+WAIT_SECONDS = 60.0
+"""For a start or an answer, whatever else the machine does."""
 
 
 def require_math_verify() -> None:
@@ -39,10 +41,10 @@ class Verifier:
     """Answers one question at a time, from any thread.
 
     math-verify bounds its time by SIGALRM, which only works in a main thread; without a bound an answer such as
-    ``9^{9^{9^{9}}}`` never ends. Here it runs in another process, which is killed when its time is up.
+    ``9^{9^{9^{9}}}`` never ends. Here it runs in another process, which ends when its time is up.
 
     Args:
-        seconds: for one answer; a slower one is wrong.
+        seconds: CPU time for one answer; a slower one is wrong.
     """
 
     def __init__(self, seconds: float = ANSWER_SECONDS) -> None:
@@ -58,14 +60,14 @@ class Verifier:
             SpearError: math-verify is not installed.
             EnvFault: its process does not start.
         """
-        question = json.dumps([gold, answer]).encode() + b"\n"
+        question = json.dumps([gold, answer, self.seconds]).encode() + b"\n"
         with self._lock:
             process = self._start()
             assert process.stdin is not None
             try:
                 process.stdin.write(question)
                 process.stdin.flush()
-                reply = self._read(process, self.seconds)
+                reply = self._read(process, WAIT_SECONDS)
             except OSError:
                 reply = b""
             except BaseException:  # an interrupt: the next question would get this one's answer
@@ -96,7 +98,7 @@ class Verifier:
         )
         self._process, self._buffer = process, b""
         try:
-            ready = self._read(process, START_SECONDS) == b"ready"
+            ready = self._read(process, WAIT_SECONDS) == b"ready"
         except BaseException:
             self._stop()
             raise

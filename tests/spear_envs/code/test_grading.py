@@ -225,6 +225,10 @@ class TestMathVerify:
             ("12.5\\%", "\\frac18", True),
             ("\\frac14", "25\\%", True),
             ("12.5\\%", "1.25", False),
+            ("\\frac14", "25\\text{ percent}", True),
+            ("\\frac{\\pi}{4}", "\\frac\\pi4", True),
+            ("\\frac{1 \\pm \\sqrt{5}}{2}", "x=\\frac{1-\\sqrt5}{2}, x=\\frac{1+\\sqrt5}{2}", True),
+            ("\\frac{1 \\pm \\sqrt{5}}{2}", "\\frac{1 \\pm \\sqrt{7}}{2}", False),
             ("25\\%", "2500", False),
             ("\\frac16", "0.1\\overline{6}", True),
             ("0.\\overline{12}", "\\frac{12}{99}", True),
@@ -307,6 +311,16 @@ class TestMathVerify:
         finally:
             verifier.close()
         assert verifier._process is None
+
+    def test_a_busy_machine_changes_no_verdict(self) -> None:
+        verifier = Verifier(seconds=0.5)
+        try:
+            assert verifier.verify("42", "42") and verifier._process is not None
+            os.kill(verifier._process.pid, signal.SIGSTOP)
+            threading.Timer(1, os.kill, (verifier._process.pid, signal.SIGCONT)).start()
+            assert verifier.verify("42", "42"), "it had no CPU time"
+        finally:
+            verifier.close()
 
     def test_an_interrupted_verdict_is_not_the_next_one_s(self) -> None:
         verifier = Verifier()

@@ -189,9 +189,7 @@ class Archive(Generic[Task, State]):
         return len(self._episodes)
 
     def draw(self, groups: int, rng: np.random.Generator) -> list[Branch[Task, State]]:
-        """Draw states in which the first of ``groups`` groups start: ``share`` of them (at least one), or none without
-        states.
-        """
+        """Draw states for the first of ``groups`` groups: ``share`` of them, at least one; none without states."""
         reverse = self._settings.mode is BranchMode.SUCCESS
         usable = [
             past

@@ -508,7 +508,7 @@ class RunConfig(Record):
             ("sampling.enabled=true", self.sampling.enabled),
         ):
             if compares and self.rollout.group_size == 1:
-                raise SettingsError(f"rollout.group_size=1 leaves nothing to compare with {setting}")
+                raise SettingsError(f"rollout.group_size=1 leaves {setting} nothing to compare: set at least 2")
 
     def check_together(self) -> None:
         """Raise SettingsError for values that contradict each other; single ones are checked when they are set."""

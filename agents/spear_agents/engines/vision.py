@@ -51,9 +51,12 @@ def enlarge(image: np.ndarray) -> np.ndarray:
 
     Qwen2.5-VL's processor would shrink a board of 96 pixels to 84, which are nine tokens.
     """
-    height, width = image.shape[:2]
-    factor = max(1, math.ceil(math.sqrt(LEAST_PIXELS / (height * width))))
+    factor = _find_factor(*image.shape[:2])
     return image.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def _find_factor(height: int, width: int) -> int:
+    return max(1, math.ceil(math.sqrt(LEAST_PIXELS / (height * width))))
 
 
 def fold_places(token_ids: Sequence[int], place: int) -> list[int]:
@@ -86,8 +89,9 @@ class ImageReader:
 
     def count_tokens(self, image: np.ndarray) -> int:
         """Return the number of tokens of a picture, uint8 [height, width, 3]."""
-        height, width = enlarge(image).shape[:2]
-        return int(self._processor.get_number_of_image_patches(height, width, {})) // self._merged
+        height, width = image.shape[:2]
+        factor = _find_factor(height, width)
+        return int(self._processor.get_number_of_image_patches(factor * height, factor * width, {})) // self._merged
 
     def mark(self, image: np.ndarray) -> str:
         """Return the text of a picture: one image token for each merged patch, between the model's marks."""
